@@ -1,0 +1,91 @@
+//! Validated settings of a run, one part per stage. Nothing here is an `Option` that means "default":
+//! `None` always means "not used".
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::recipe::{CropFit, Selection, Truncated};
+
+/// Images bigger than this are refused unless `--max-pixels` says otherwise. Pillow's limit for
+/// decompression bombs, rounded up.
+pub const MAX_PIXELS_DEFAULT: u64 = 180_000_000;
+
+/// After the first signal, work that ends within this time is kept.
+pub const STOP_GRACE: Duration = Duration::from_secs(8);
+
+/// After the first signal the process is gone within this time, whatever still hangs.
+pub const STOP_LIMIT: Duration = Duration::from_millis(9_500);
+
+/// Everything `pipeline::run` needs to know.
+#[derive(Clone, Debug)]
+pub struct RunConfig {
+    /// The detector, where one is used.
+    pub detect: Option<DetectConfig>,
+    /// The embedder, where one is used.
+    pub embed: Option<EmbedConfig>,
+    /// Reading and decoding.
+    pub decode: DecodeConfig,
+    /// Crops as files, where they are wanted.
+    pub crops: Option<PathBuf>,
+    /// Stop after that many images.
+    pub limit: Option<u64>,
+    /// Busy compute threads.
+    pub threads: usize,
+    /// Images in one call of a session, where the graph does not fix it.
+    pub batch: usize,
+    /// Bytes of host memory that images in flight may hold.
+    pub memory_bytes: u64,
+}
+
+/// The `detect` stage.
+#[derive(Clone, Debug)]
+pub struct DetectConfig {
+    /// Folder or `.onnx` file.
+    pub model: PathBuf,
+    /// Which detections become regions.
+    pub selection: Selection,
+}
+
+/// The `embed` stage.
+#[derive(Clone, Debug)]
+pub struct EmbedConfig {
+    /// Folder or `.onnx` file.
+    pub model: PathBuf,
+    /// Overrides the model's own rule.
+    pub crop_fit: Option<CropFit>,
+    /// Overrides the model's own rule.
+    pub normalize: Option<bool>,
+}
+
+/// Reading and decoding.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeConfig {
+    /// Bigger images are refused before anything is allocated.
+    pub max_pixels: u64,
+    /// What a file that ends early becomes.
+    pub truncated: Truncated,
+}
+
+/// `--device`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Device {
+    /// CUDA where it can be had, else the CPU with one line that says why.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// That CUDA device, or no start.
+    Cuda(u32),
+}
+
+/// `--stale`: what becomes of finished rows that another recipe made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stale {
+    /// They stay as they are, beside new rows made by the recipe in force.
+    Keep,
+    /// They are pending again.
+    Redo,
+}

@@ -1,0 +1,29 @@
+//! croprow works through an SQLite file of images: rows in, regions and vectors out.
+//!
+//! ```text
+//! images: pending                                                             images: done
+//!     |                                                                            ^
+//!     v                                                                            |
+//!   read -> decode -> detect -> select + crop -> embed -> commit -----------------+
+//! ```
+//!
+//! [`pipeline::run`] is the page to read first. It claims pages of rows through [`db`], turns bytes into
+//! tensors with [`pixels`], asks the sessions of [`model`], and commits results and states together.
+//! [`input`] brings rows into a database. [`config`], [`recipe`], [`geometry`], [`row`] and [`error`] are
+//! plain data that everything may use.
+//!
+//! Imports run one way: `pipeline, input -> db, pixels, model -> config, recipe, row, geometry, error`.
+
+pub mod pipeline;
+
+pub mod input;
+
+pub mod db;
+pub mod model;
+pub mod pixels;
+
+pub mod config;
+pub mod error;
+pub mod geometry;
+pub mod recipe;
+pub mod row;

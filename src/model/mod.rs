@@ -1,0 +1,91 @@
+//! Numbers to meaning: sessions of ONNX Runtime and the reading of their outputs. One adapter per output
+//! contract. Knows nothing of files of images, of rows or of threads; whoever owns a session calls it.
+
+pub mod boxes;
+pub mod device;
+pub mod embedder;
+pub mod files;
+pub mod library;
+pub mod session;
+pub mod yolo;
+
+use std::sync::Arc;
+
+use ndarray::Array4;
+
+use crate::recipe::ImageInput;
+use crate::row::{Detection, RowError};
+
+/// A detector that is loaded. One thread owns it.
+pub trait Detector: Send {
+    /// What its input wants. Constant.
+    fn input(&self) -> &ImageInput;
+
+    /// Labels by `class_index`. Constant.
+    fn labels(&self) -> Arc<[String]>;
+
+    /// Images per call that the graph demands; `None` where any number will do.
+    fn fixed_batch(&self) -> Option<usize>;
+
+    /// Detections above `floor` for each image of `batch` (`[n, 3, height, width]`), in input pixels, not
+    /// clipped, before any suppression, in the order of the graph's output. Outputs are copied to the host
+    /// before this returns. An image with NaN in its output fails alone with code `nan_output`.
+    ///
+    /// # Errors
+    /// The call failed as a whole.
+    fn detect(&mut self, batch: &Array4<f32>, floor: f32) -> Result<Vec<Result<Vec<Detection>, RowError>>, ModelError>;
+}
+
+/// An embedder that is loaded. One thread owns it.
+pub trait Embedder: Send {
+    /// What its input wants. Constant.
+    fn input(&self) -> &ImageInput;
+
+    /// Length of a vector. Constant.
+    fn dim(&self) -> usize;
+
+    /// Images per call that the graph demands; `None` where any number will do.
+    fn fixed_batch(&self) -> Option<usize>;
+
+    /// One vector of `dim` numbers for each image of `batch` (`[n, 3, height, width]`), L2-normalised where
+    /// the model or the user says so. A vector that is not finite or all zero fails alone with `nan_output`.
+    ///
+    /// # Errors
+    /// The call failed as a whole.
+    fn embed(&mut self, batch: &Array4<f32>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError>;
+}
+
+/// A call of a session failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The call was ended by a stop.
+    #[error("terminated")]
+    Terminated,
+    /// Host or device memory ran out.
+    #[error("out of memory: {0}")]
+    OutOfMemory(String),
+    /// The device is gone or poisoned; every later call fails too.
+    #[error("device lost: {0}")]
+    DeviceLost(String),
+    /// Anything else the runtime says.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Ends the call in flight of a session, from any thread. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Terminator(Option<Arc<dyn Fn() + Send + Sync>>);
+
+impl Terminator {
+    /// A terminator that calls `f`.
+    pub fn new(f: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(f)))
+    }
+
+    /// Ends the call in flight, and all later ones.
+    pub fn terminate(&self) {
+        if let Some(f) = &self.0 {
+            f();
+        }
+    }
+}
