@@ -2,7 +2,7 @@
 # Fetches the ONNX Runtime library that croprow loads at run time. The Python wheel is the one place
 # where package registries hold it; no Python is needed afterwards.
 set -euo pipefail
-# shellcheck source=scripts/lib.sh
+# shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 VERSION=1.31.1

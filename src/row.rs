@@ -288,3 +288,18 @@ impl fmt::Display for RowCode {
         f.write_str(self.word())
     }
 }
+
+/// A row as a source gives it, before it is in the database.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewRow {
+    /// The file, absolute. Bytes as the source gave them; not always UTF-8.
+    pub path: PathBuf,
+    /// The user's own identity of the row. Without it the path is the identity.
+    pub key: Option<String>,
+    /// The row's own prompt.
+    pub prompt: Option<String>,
+    /// A word of the user's, carried along for queries.
+    pub tag: Option<String>,
+    /// Size and time now, where the source stat-ed the file (folders do, lists do not).
+    pub stamp: Option<FileStamp>,
+}
