@@ -5,6 +5,9 @@
 # there only when its stamp says so, and the stamp is written last: a call that was cut short is
 # repaired by the next one.
 
+# Nothing but .demo/ may change in the checkout.
+export PYTHONDONTWRITEBYTECODE=1
+
 PROJECT_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 DEMO_DIR=$PROJECT_DIR/.demo
 DOWNLOAD_DIR=$DEMO_DIR/dl
@@ -50,7 +53,8 @@ human_size() { du -shL --apparent-size "$1" | cut -f 1; }
 
 # require_python: python3 is all the scripts ask for; it unpacks archives too.
 require_python() {
-    command -v python3 >/dev/null || die "python3 is missing (Debian, Ubuntu: apt install python3 python3-pip python3-venv)"
+    command -v python3 >/dev/null \
+        || die "python3 is missing (Debian, Ubuntu: apt install python3 python3-pip python3-venv)"
 }
 
 # find_pip: prints a Python that has pip. The demo's own environment has one where the system has not.

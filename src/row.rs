@@ -181,8 +181,6 @@ pub enum Outcome {
     Failed(RowError),
     /// The file is not the one whose regions are stored: the row begins anew.
     FileChanged,
-    /// Nothing was decided; the row is pending again.
-    Released,
 }
 
 /// Why a row failed. It goes into the row and the run goes on.
