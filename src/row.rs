@@ -1,7 +1,7 @@
 //! What travels through the pipeline: claims, facts, regions, outcomes. Plain data, no I/O.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::geometry::{BoxPx, Orientation, Size};
 
@@ -197,6 +197,15 @@ impl RowError {
     /// An error of that code.
     pub fn new(code: RowCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
+    }
+
+    /// The same error, naming the file where the message does not name it yet.
+    pub fn at(mut self, path: &Path) -> Self {
+        let path = path.display().to_string();
+        if !self.message.contains(&path) {
+            self.message = format!("{path}: {}", self.message);
+        }
+        self
     }
 }
 

@@ -28,7 +28,7 @@ import onnxruntime
 from onnx import TensorProto
 from PIL import Image
 
-from detections import Detections, above, corners, decode_end2end, decode_v5, decode_v8, suppressed
+from detections import Detections, above, decode_end2end, decode_v5, decode_v8, suppressed
 from preprocessing import letterboxed_tensor, normalised_tensor, shortest_edge_center_crop
 from reference_file import write_json
 
