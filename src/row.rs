@@ -1,6 +1,8 @@
 //! What travels through the pipeline: claims, facts, regions, outcomes. Plain data, no I/O.
 
 use std::fmt;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::geometry::{BoxPx, Orientation, Size};
@@ -103,6 +105,16 @@ pub struct FileStamp {
     pub size_bytes: i64,
     /// Modification time in nanoseconds since 1970.
     pub mtime_ns: i64,
+}
+
+impl FileStamp {
+    /// The stamp of a file that was stat-ed.
+    pub fn of(metadata: &Metadata) -> Self {
+        Self {
+            size_bytes: i64::try_from(metadata.size()).unwrap_or(i64::MAX),
+            mtime_ns: metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()),
+        }
+    }
 }
 
 /// What decoding learned about a file. Stored beside the row.

@@ -21,8 +21,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rusqlite::types::{FromSql, FromSqlResult, ToSqlOutput, Value, ValueRef};
 
-use crate::error::Error;
-
 /// Seconds since 1970. Wall clock: compared between processes and after a suspend.
 pub(crate) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
@@ -44,9 +42,4 @@ impl FromSql for SqlPath {
         let bytes = value.as_bytes()?;
         Ok(Self(PathBuf::from(OsString::from_vec(bytes.to_vec()))))
     }
-}
-
-/// Settings and reports are plain data: turning them into JSON cannot fail in practice.
-pub(crate) fn to_json(value: &impl serde::Serialize) -> Result<String, Error> {
-    serde_json::to_string(value).map_err(|e| Error::System(format!("cannot write JSON: {e}")))
 }

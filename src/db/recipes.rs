@@ -36,6 +36,15 @@ impl Db {
         Ok(InForce { detect: one(Stage::Detect)?, embed: one(Stage::Embed)? })
     }
 
+    /// The body of a stage's recipe in force.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn recipe_in_force(&self, stage: Stage) -> Result<Option<String>, Error> {
+        let sql = "SELECT body FROM recipes WHERE stage = ?1 AND in_force = 1";
+        Ok(self.conn.query_row(sql, [stage.word()], |r| r.get(0)).optional()?)
+    }
+
     /// The ids that these recipes have, or 0 for one that was never used here. Writes nothing.
     ///
     /// # Errors

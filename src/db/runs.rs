@@ -208,6 +208,16 @@ impl Db {
             .any(|(id, process, heartbeat_at)| *id == run && !process.is_dead(&own, at - heartbeat_at)))
     }
 
+    /// True while any other process works on this database, as far as can be told from here.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn has_live_run(&self) -> Result<bool, Error> {
+        let own = ProcessId::own();
+        let at = now();
+        Ok(self.open_runs()?.iter().any(|(_, process, heartbeat_at)| !process.is_dead(&own, at - heartbeat_at)))
+    }
+
     fn open_runs(&self) -> Result<Vec<(RunId, ProcessId, f64)>, Error> {
         let mut statement = self
             .conn

@@ -1,5 +1,8 @@
 //! `detect`: the one thread that owns the detector's session.
 
+use std::cell::RefCell;
+use std::iter;
+
 use crossbeam_channel::{Receiver, Sender};
 
 use super::Job;
@@ -20,25 +23,21 @@ pub(super) fn run(
 ) -> Result<(), Error> {
     let input = detector.input().clone();
     let floor = job.config.detect.as_ref().map_or(0.0, |d| d.selection.box_threshold);
-    let fixed = detector.fixed_batch();
-    while let Some(batch) = collect(decoded, fixed.unwrap_or(job.config.batch)) {
+    let size = detector.fixed_batch().unwrap_or(job.config.batch);
+    while let Some(batch) = collect(decoded, size) {
         if job.stop.is_ending() {
             continue;
         }
-        let blank = stack(std::iter::empty(), fixed.unwrap_or(1), &input);
         let answer = job.progress.timed(Place::Detect, || {
             // Both closures need the session, one after the other.
-            let session = std::cell::RefCell::new(&mut detector);
+            let session = RefCell::new(&mut detector);
             call_or_split(
                 batch.len(),
                 &mut |range| {
-                    let rows = fixed.unwrap_or(range.len());
                     let images = batch[range.clone()].iter().map(|d| d.tensor.as_slice());
-                    let mut answers = session.borrow_mut().detect(&stack(images, rows, &input), floor)?;
-                    answers.truncate(range.len());
-                    Ok(answers)
+                    session.borrow_mut().detect(&stack(images, range.len(), &input), floor)
                 },
-                &mut || session.borrow_mut().detect(&blank, floor).is_ok(),
+                &mut || session.borrow_mut().detect(&stack(iter::empty(), 1, &input), floor).is_ok(),
             )
         })?;
         let Answer::Given(answers) = answer else { continue };

@@ -1,7 +1,9 @@
 //! `embed`: the one thread that owns the embedder's session. It also puts images together again whose
 //! regions were spread over several batches.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::iter;
 
 use crossbeam_channel::{Receiver, Sender};
 use ndarray::s;
@@ -22,30 +24,24 @@ pub(super) fn run(
     commit: &Sender<Finished>,
 ) -> Result<(), Error> {
     let input = embedder.input().clone();
-    let fixed = embedder.fixed_batch();
     let mut open: HashMap<ImageId, Embedding> = HashMap::new();
     for EmbedBatch { opened, slots, tensor } in crops {
         open.extend(opened.into_iter().map(|image| (image.claim.id, Embedding::new(image))));
         if job.stop.is_ending() {
             continue;
         }
-        let blank = stack(std::iter::empty(), fixed.unwrap_or(1), &input);
         let answer = job.progress.timed(Place::Embed, || {
-            let session = std::cell::RefCell::new(&mut embedder);
+            // Both closures need the session, one after the other.
+            let session = RefCell::new(&mut embedder);
             call_or_split(
                 slots.len(),
                 &mut |range| {
-                    if fixed.is_none() && range.len() == tensor.shape()[0] {
+                    if range.len() == slots.len() {
                         return session.borrow_mut().embed(&tensor);
                     }
-                    let part = tensor.slice(s![range.clone(), .., .., ..]);
-                    let rows = part.outer_iter().filter_map(|row| row.to_slice());
-                    let padded = stack(rows, fixed.unwrap_or(range.len()), &input);
-                    let mut answers = session.borrow_mut().embed(&padded)?;
-                    answers.truncate(range.len());
-                    Ok(answers)
+                    session.borrow_mut().embed(&tensor.slice(s![range, .., .., ..]).to_owned())
                 },
-                &mut || session.borrow_mut().embed(&blank).is_ok(),
+                &mut || session.borrow_mut().embed(&stack(iter::empty(), 1, &input)).is_ok(),
             )
         })?;
         let Answer::Given(answers) = answer else { continue };

@@ -24,7 +24,7 @@ use crate::db::Db;
 use crate::db::claim::RunId;
 use crate::db::due::InForce;
 use crate::error::Error;
-use crate::model::{Detector, Embedder, Terminator};
+use crate::model::{Models, Terminator};
 use crate::recipe::ImageInput;
 use budget::Budget;
 use progress::Progress;
@@ -57,14 +57,6 @@ pub struct Job<'a> {
     pub stop: &'a Stop,
 }
 
-/// The loaded models. Each is moved into the thread that owns it and dropped there.
-pub struct Models {
-    /// `None`: the whole image is the region.
-    pub detector: Option<Box<dyn Detector>>,
-    /// `None`: the run detects only.
-    pub embedder: Option<Box<dyn Embedder>>,
-}
-
 /// What the models want, for the stages that prepare their inputs.
 struct Shapes {
     detect: Option<ImageInput>,
@@ -93,10 +85,10 @@ pub struct Summary {
 /// The first error of a stage, in the order of the flow; finished rows are stored.
 pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
     let shapes = Shapes::of(&models, job.config.batch);
-    let terminators: Vec<Terminator> = models.terminators();
+    let terminators = terminators(&models);
     let in_flight = images_in_flight(job.config);
     let budget = Budget::new(job.config.memory_bytes.saturating_sub(shapes.batch_bytes(job.config)), in_flight);
-    let Models { detector, embedder } = models;
+    let Models { detector, embedder, .. } = models;
     let result = std::thread::scope(|scope| {
         let (claimed_tx, claimed_rx) = bounded(read::PAGE_ROWS);
         // As many as the budget admits: a thread of the pool never waits for room.
@@ -162,11 +154,9 @@ impl Shapes {
     }
 }
 
-impl Models {
-    fn terminators(&self) -> Vec<Terminator> {
-        let detector = self.detector.iter().map(|d| d.terminator());
-        detector.chain(self.embedder.iter().map(|e| e.terminator())).collect()
-    }
+fn terminators(models: &Models) -> Vec<Terminator> {
+    let detector = models.detector.iter().map(|d| d.terminator());
+    detector.chain(models.embedder.iter().map(|e| e.terminator())).collect()
 }
 
 type Handle<'scope> = (&'static str, ScopedJoinHandle<'scope, Result<(), Error>>);
