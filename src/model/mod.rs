@@ -2,17 +2,27 @@
 //! contract. Knows nothing of files of images, of rows or of threads; whoever owns a session calls it.
 
 pub mod boxes;
+mod card;
 pub mod device;
 pub mod embedder;
+mod failure;
 pub mod files;
+mod input;
+mod labels;
+mod layout;
 pub mod library;
-pub mod session;
+mod preprocessor;
+mod session;
 pub mod yolo;
 
 use std::sync::Arc;
 
 use ndarray::Array4;
 
+use self::device::EffectiveDevice;
+use self::library::Runtime;
+use crate::config::{Device, RunConfig};
+use crate::error::Error;
 use crate::recipe::ImageInput;
 use crate::row::{Detection, RowError};
 
@@ -24,8 +34,12 @@ pub trait Detector: Send {
     /// Labels by `class_index`. Constant.
     fn labels(&self) -> Arc<[String]>;
 
-    /// Images per call that the graph demands; `None` where any number will do.
+    /// Images per call that the graph demands; `None` where any number will do. Fewer are filled with blank
+    /// images inside the call, more are refused.
     fn fixed_batch(&self) -> Option<usize>;
+
+    /// Ends the call in flight, from any thread.
+    fn terminator(&self) -> Terminator;
 
     /// Detections above `floor` for each image of `batch` (`[n, 3, height, width]`), in input pixels, not
     /// clipped, before any suppression, in the order of the graph's output. Outputs are copied to the host
@@ -44,8 +58,12 @@ pub trait Embedder: Send {
     /// Length of a vector. Constant.
     fn dim(&self) -> usize;
 
-    /// Images per call that the graph demands; `None` where any number will do.
+    /// Images per call that the graph demands; `None` where any number will do. Fewer are filled with blank
+    /// images inside the call, more are refused.
     fn fixed_batch(&self) -> Option<usize>;
+
+    /// Ends the call in flight, from any thread.
+    fn terminator(&self) -> Terminator;
 
     /// One vector of `dim` numbers for each image of `batch` (`[n, 3, height, width]`), L2-normalised where
     /// the model or the user says so. A vector that is not finite or all zero fails alone with `nan_output`.
@@ -53,6 +71,44 @@ pub trait Embedder: Send {
     /// # Errors
     /// The call failed as a whole.
     fn embed(&mut self, batch: &Array4<f32>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError>;
+}
+
+/// What a run computes with.
+pub struct Models {
+    /// The detector, where one is used.
+    pub detector: Option<Box<dyn Detector>>,
+    /// The embedder, where one is used.
+    pub embedder: Option<Box<dyn Embedder>>,
+    /// Where they compute.
+    pub device: EffectiveDevice,
+    /// Lines for the user about the models, to be logged by the caller.
+    pub notes: Vec<String>,
+}
+
+/// Loads the models of a run onto the device of `runtime` that `device` asks for, and calls each with blank
+/// images: what is broken fails here, before a row is touched.
+///
+/// # Errors
+/// A file, a graph or the device cannot be had.
+pub fn load_models(config: &RunConfig, device: Device, runtime: &Runtime) -> Result<Models, Error> {
+    let mut models = Models {
+        detector: None,
+        embedder: None,
+        device: device::choose(runtime, device)?,
+        notes: Vec::new(),
+    };
+    if let Some(detect) = &config.detect {
+        let (detector, note) = yolo::Yolo::load(&files::locate(&detect.model)?, runtime, &models.device)?;
+        models.detector = Some(Box::new(detector));
+        models.notes.extend(note);
+    }
+    if let Some(embed) = &config.embed {
+        let (embedder, note) =
+            embedder::VectorModel::load(&files::locate(&embed.model)?, embed, runtime, &models.device)?;
+        models.embedder = Some(Box::new(embedder));
+        models.notes.extend(note);
+    }
+    Ok(models)
 }
 
 /// A call of a session failed.

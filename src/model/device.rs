@@ -1,0 +1,176 @@
+//! Which device computes. CUDA is tried by opening a session of a built-in graph on it, so that a fault of
+//! the device is never taken for a fault of the model, and a run never believes in a GPU that it does not use.
+
+use std::path::Path;
+
+use ort::ep::{self, ArenaExtendStrategy, ExecutionProviderDispatch};
+
+use super::library::Runtime;
+use super::session;
+use crate::config::Device;
+use crate::error::Error;
+
+/// One of these is there where an NVIDIA driver is loaded; the last is WSL's.
+const DRIVER_SIGNS: [&str; 4] = [
+    "/dev/nvidiactl",
+    "/dev/nvidia0",
+    "/proc/driver/nvidia/version",
+    "/dev/dxg",
+];
+
+/// `y = Identity(x)`, x of one f32: ONNX, IR 8, opset 13. The smallest graph that makes the runtime open a device.
+const PROBE: &[u8] = b"\x08\x08\x3a\x37\x0a\x10\x0a\x01x\x12\x01y\x22\x08Identity\x12\x01p\x5a\x0f\x0a\x01x\x12\x0a\x0a\x08\x08\x01\x12\x04\x0a\x02\x08\x01\x62\x0f\x0a\x01y\x12\x0a\x0a\x08\x08\x01\x12\x04\x0a\x02\x08\x01\x42\x04\x0a\x00\x10\x0d";
+
+/// The device that sessions run on, after the choice was made. Stored with the run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EffectiveDevice {
+    /// `cpu`, or `cuda:` and the number of the device.
+    pub word: String,
+    /// Why it is not the one that would be faster. One line, to be logged by the caller.
+    pub note: Option<String>,
+    /// Number of the CUDA device; `None` is the CPU.
+    pub(super) cuda: Option<u32>,
+}
+
+impl EffectiveDevice {
+    /// The CPU.
+    pub fn cpu(note: Option<String>) -> Self {
+        Self {
+            word: "cpu".to_owned(),
+            note,
+            cuda: None,
+        }
+    }
+
+    fn cuda(number: u32) -> Self {
+        Self {
+            word: format!("cuda:{number}"),
+            note: None,
+            cuda: Some(number),
+        }
+    }
+}
+
+/// Decides where sessions run.
+///
+/// # Errors
+/// A CUDA device was asked for and cannot be had; the message names what is missing.
+pub fn choose(runtime: &Runtime, wanted: Device) -> Result<EffectiveDevice, Error> {
+    match wanted {
+        Device::Cpu => Ok(EffectiveDevice::cpu(None)),
+        Device::Cuda(number) => match try_cuda(runtime, number) {
+            Ok(()) => Ok(EffectiveDevice::cuda(number)),
+            Err(why) => Err(Error::StartUp(format!("cuda:{number} cannot be used: {why}"))),
+        },
+        Device::Auto => {
+            let outcome = if has_driver() {
+                try_cuda(runtime, 0)
+            } else {
+                Err("no NVIDIA driver on this machine".to_owned())
+            };
+            Ok(match outcome {
+                Ok(()) => EffectiveDevice::cuda(0),
+                Err(why) => EffectiveDevice::cpu(Some(format!("using the CPU, many times slower than a GPU: {why}"))),
+            })
+        }
+    }
+}
+
+fn has_driver() -> bool {
+    DRIVER_SIGNS.iter().any(|sign| Path::new(sign).exists())
+}
+
+fn try_cuda(runtime: &Runtime, number: u32) -> Result<(), String> {
+    preload_neighbours(&runtime.path);
+    let opened =
+        session::builder(runtime, &EffectiveDevice::cuda(number)).and_then(|mut b| b.commit_from_memory(PROBE));
+    match opened {
+        Ok(_) => Ok(()),
+        Err(error) => Err(explain(error.message(), &runtime.path)),
+    }
+}
+
+/// CUDA's libraries may lie beside the runtime library, where the loader does not look. One that does not load
+/// is reported by the runtime when it needs it.
+fn preload_neighbours(library: &Path) {
+    let Some(folder) = library.parent() else { return };
+    for name in ep::cuda::CUDA_DYLIBS.iter().chain(ep::cuda::CUDNN_DYLIBS) {
+        let path = folder.join(name);
+        if path.is_file() && ort::util::preload_dylib(&path).is_err() {
+            log::debug!("{}: cannot be preloaded", path.display());
+        }
+    }
+}
+
+/// The provider's settings. Memory grows by what is asked for, so that it plateaus; convolution algorithms come
+/// from cuDNN's heuristics, because the exhaustive search costs up to a second for each new batch size; no
+/// TF32, so that results equal the CPU's within the tolerances of a recipe.
+pub(super) fn provider(number: u32) -> ExecutionProviderDispatch {
+    ep::CUDA::default()
+        .with_device_id(i32::try_from(number).unwrap_or(i32::MAX))
+        .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested)
+        .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic)
+        .with_tf32(false)
+        .build()
+        .error_on_failure()
+}
+
+/// The cause of a CUDA provider that does not start, from the runtime's words.
+fn explain(text: &str, library: &Path) -> String {
+    if text.contains("not enabled in this build") {
+        return format!(
+            "this runtime library is built without CUDA: {}; fetch the other with scripts/fetch-runtime.sh --cuda",
+            library.display()
+        );
+    }
+    if let Some((before, _)) = text.split_once(": cannot open shared object file") {
+        let name = before.rsplit([' ', '\n', '\'', '"']).next().unwrap_or(before);
+        return format!(
+            "the library {name} is missing; this runtime needs CUDA 13 and cuDNN 9 (put their libraries beside {} or on \
+             the loader's path)",
+            library.display()
+        );
+    }
+    let driver = if has_driver() {
+        ""
+    } else {
+        "; there is no NVIDIA driver on this machine"
+    };
+    format!("the runtime says: {}{driver}", text.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_without_cuda_is_named_with_the_remedy() {
+        let text = explain(
+            "CUDA execution provider is not enabled in this build. ",
+            Path::new("/r/libonnxruntime.so"),
+        );
+        assert!(text.contains("built without CUDA: /r/libonnxruntime.so"), "{text}");
+        assert!(text.contains("scripts/fetch-runtime.sh --cuda"), "{text}");
+    }
+
+    #[test]
+    fn the_missing_library_is_named_and_not_the_one_that_wanted_it() {
+        let text = explain(
+            "/onnxruntime_src/onnxruntime/core/session/provider_bridge_ort.cc:1778 onnxruntime::Provider& \
+             onnxruntime::ProviderLibrary::Get() [ONNXRuntimeError] : 1 : FAIL : Failed to load library \
+             /r/libonnxruntime_providers_cuda.so with error: libcublasLt.so.13: cannot open shared object file: No such \
+             file or directory",
+            Path::new("/r/libonnxruntime.so"),
+        );
+        assert!(text.starts_with("the library libcublasLt.so.13 is missing"), "{text}");
+    }
+
+    #[test]
+    fn other_words_are_passed_on() {
+        let text = explain(
+            "CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version",
+            Path::new("/r"),
+        );
+        assert!(text.contains("driver version is insufficient"), "{text}");
+    }
+}

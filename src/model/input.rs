@@ -1,0 +1,224 @@
+//! What a model's input wants, put together from what its files say. Later sources override earlier ones, key
+//! by key: the family's own habit or `preprocessor_config.json`, `croprow.toml`, the command line.
+
+use super::card::{Card, InputCard};
+use crate::error::Error;
+use crate::geometry::Size;
+use crate::recipe::{CropFit, Filter, Fit, ImageInput};
+
+/// Grey level of padding where nobody says another: black.
+const PAD_FILL_DEFAULT: u8 = 0;
+
+/// An [`ImageInput`] that is not complete yet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Draft {
+    pub size: Option<Size>,
+    pub filter: Option<Filter>,
+    pub fit: Option<Fit>,
+    pub mean: Option<[f32; 3]>,
+    pub std: Option<[f32; 3]>,
+}
+
+impl Draft {
+    /// This draft with what the card says laid over it.
+    ///
+    /// # Errors
+    /// Keys of the card that do not go together.
+    pub(super) fn overlaid(mut self, card: &Card) -> Result<Self, Error> {
+        let input = &card.input;
+        if let (Some(width), Some(height)) = (input.width, input.height) {
+            self.size = Some(Size::new(width, height));
+        }
+        self.fit = fit(input, self.fit).map_err(|why| card.refuse(why))?;
+        self.filter = input.resize.or(self.filter);
+        self.mean = input.mean.or(self.mean);
+        self.std = input.std.or(self.std);
+        Ok(self)
+    }
+
+    /// The finished input.
+    ///
+    /// # Errors
+    /// The keys of `[input]` that are still missing.
+    pub(super) fn finished(self) -> Result<ImageInput, Vec<&'static str>> {
+        let Self {
+            size,
+            filter,
+            fit,
+            mean,
+            std,
+        } = self;
+        match (size, filter, mean, std) {
+            (Some(size), Some(filter), Some(mean), Some(std)) => Ok(ImageInput {
+                size,
+                filter,
+                fit: fit.unwrap_or(Fit::Squash),
+                mean,
+                std,
+            }),
+            _ => Err([
+                (size.is_none(), "width, height"),
+                (filter.is_none(), "resize"),
+                (mean.is_none(), "mean"),
+                (std.is_none(), "std"),
+            ]
+            .into_iter()
+            .filter_map(|(missing, key)| missing.then_some(key))
+            .collect()),
+        }
+    }
+}
+
+fn fit(input: &InputCard, base: Option<Fit>) -> Result<Option<Fit>, &'static str> {
+    let base_shortest_px = match base {
+        Some(Fit::Center { resize_shortest_px }) => Some(resize_shortest_px),
+        _ => None,
+    };
+    let base_fill = match base {
+        Some(Fit::Pad { fill }) => Some(fill),
+        _ => None,
+    };
+    let chosen = match input.crop_fit {
+        None => base,
+        Some(CropFit::Squash) => Some(Fit::Squash),
+        Some(CropFit::Pad) => Some(Fit::Pad {
+            fill: base_fill.unwrap_or(PAD_FILL_DEFAULT),
+        }),
+        Some(CropFit::Center) => {
+            let resize_shortest_px = input
+                .resize_shortest
+                .or(base_shortest_px)
+                .ok_or("[input] crop_fit = \"center\" needs resize_shortest")?;
+            Some(Fit::Center { resize_shortest_px })
+        }
+    };
+    match (chosen, input.pad_fill, input.resize_shortest) {
+        (Some(Fit::Pad { .. }), Some(fill), None) => Ok(Some(Fit::Pad { fill })),
+        (Some(Fit::Center { .. }), None, Some(resize_shortest_px)) => Ok(Some(Fit::Center { resize_shortest_px })),
+        (chosen, None, None) => Ok(chosen),
+        (_, Some(_), _) => Err("[input] pad_fill needs crop_fit = \"pad\""),
+        (_, None, Some(_)) => Err("[input] resize_shortest needs crop_fit = \"center\""),
+    }
+}
+
+/// `input` with `--crop-fit` laid over it. `center` keeps the model's own short side, else the crop is the
+/// whole short side.
+pub(super) fn with_crop_fit(input: ImageInput, crop_fit: CropFit) -> ImageInput {
+    let fit = match (crop_fit, input.fit) {
+        (CropFit::Squash, _) => Fit::Squash,
+        (CropFit::Pad, Fit::Pad { fill }) => Fit::Pad { fill },
+        (CropFit::Pad, _) => Fit::Pad { fill: PAD_FILL_DEFAULT },
+        (CropFit::Center, own @ Fit::Center { .. }) => own,
+        (CropFit::Center, _) => Fit::Center {
+            resize_shortest_px: input.size.width_px.max(input.size.height_px),
+        },
+    };
+    ImageInput { fit, ..input }
+}
+
+/// True where the middle that is cut out is larger than the picture it is cut from.
+pub(super) fn cuts_too_much(input: &ImageInput) -> bool {
+    matches!(input.fit, Fit::Center { resize_shortest_px }
+        if resize_shortest_px < input.size.width_px.max(input.size.height_px))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(input: InputCard) -> Card {
+        Card {
+            input,
+            ..Card::default()
+        }
+    }
+
+    fn base() -> Draft {
+        Draft {
+            size: Some(Size::new(224, 224)),
+            filter: Some(Filter::Bicubic),
+            fit: Some(Fit::Center {
+                resize_shortest_px: 256,
+            }),
+            mean: Some([0.5; 3]),
+            std: Some([0.5; 3]),
+        }
+    }
+
+    #[test]
+    fn a_card_overrides_key_by_key() {
+        let input = InputCard {
+            crop_fit: Some(CropFit::Squash),
+            mean: Some([0.0; 3]),
+            ..InputCard::default()
+        };
+        let done = base().overlaid(&card(input)).unwrap().finished().unwrap();
+        assert_eq!((done.fit, done.mean, done.std), (Fit::Squash, [0.0; 3], [0.5; 3]));
+        assert_eq!(base().overlaid(&card(InputCard::default())).unwrap(), base());
+    }
+
+    #[test]
+    fn keys_that_do_not_go_together_are_refused() {
+        let refused = |draft: Draft, input: InputCard| draft.overlaid(&card(input)).unwrap_err().to_string();
+        let fill = InputCard {
+            pad_fill: Some(114),
+            ..InputCard::default()
+        };
+        assert!(refused(base(), fill).contains("pad_fill needs"));
+        let center = InputCard {
+            crop_fit: Some(CropFit::Center),
+            ..InputCard::default()
+        };
+        assert!(refused(Draft::default(), center).contains("needs resize_shortest"));
+        let short = InputCard {
+            resize_shortest: Some(256),
+            ..InputCard::default()
+        };
+        assert!(refused(Draft::default(), short).contains("needs crop_fit"));
+    }
+
+    #[test]
+    fn a_fill_alone_changes_the_fill_of_a_padding_family() {
+        let yolo = Draft {
+            fit: Some(Fit::Pad { fill: 114 }),
+            ..base()
+        };
+        let input = InputCard {
+            pad_fill: Some(128),
+            ..InputCard::default()
+        };
+        assert_eq!(yolo.overlaid(&card(input)).unwrap().fit, Some(Fit::Pad { fill: 128 }));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        assert_eq!(
+            Draft::default().finished().unwrap_err(),
+            ["width, height", "resize", "mean", "std"]
+        );
+        assert_eq!(Draft { mean: None, ..base() }.finished().unwrap_err(), ["mean"]);
+    }
+
+    #[test]
+    fn the_command_line_overrides_the_fit() {
+        let done = base().finished().unwrap();
+        assert_eq!(with_crop_fit(done.clone(), CropFit::Pad).fit, Fit::Pad { fill: 0 });
+        assert_eq!(with_crop_fit(done.clone(), CropFit::Squash).fit, Fit::Squash);
+        assert_eq!(
+            with_crop_fit(done.clone(), CropFit::Center).fit,
+            Fit::Center {
+                resize_shortest_px: 256
+            }
+        );
+        let squash = ImageInput {
+            fit: Fit::Squash,
+            ..done
+        };
+        assert_eq!(
+            with_crop_fit(squash, CropFit::Center).fit,
+            Fit::Center {
+                resize_shortest_px: 224
+            }
+        );
+    }
+}

@@ -1,0 +1,215 @@
+//! Detectors with a YOLO output: Ultralytics exports from v5 on, and whatever has the same layouts.
+
+use std::sync::Arc;
+
+use ndarray::{Array4, Ix2};
+
+use super::card::{Card, Layout};
+use super::device::EffectiveDevice;
+use super::files::ModelFiles;
+use super::input::Draft;
+use super::library::Runtime;
+use super::session::Graph;
+use super::{Detector, ModelError, Terminator, labels};
+use crate::error::Error;
+use crate::geometry::Size;
+use crate::recipe::{Filter, Fit, ImageInput};
+use crate::row::{Detection, RowCode, RowError};
+
+/// Goes into the recipe; raised when the same graph and image give other detections than before.
+pub const ADAPTER_VERSION: u32 = 1;
+
+/// Grey of Ultralytics' `LetterBox`.
+const LETTERBOX_FILL: u8 = 114;
+
+/// A YOLO that is loaded.
+pub struct Yolo {
+    graph: Graph,
+    input: ImageInput,
+    labels: Arc<[String]>,
+    layout: Layout,
+    output: usize,
+}
+
+impl Yolo {
+    /// Loads the detector and calls it with blank images. The second value is a line for the user, where there
+    /// is something to say.
+    ///
+    /// # Errors
+    /// The graph or what lies beside it cannot be used; the message names the file, what was found and what
+    /// helps.
+    pub fn load(
+        files: &ModelFiles,
+        runtime: &Runtime,
+        device: &EffectiveDevice,
+    ) -> Result<(Self, Option<String>), Error> {
+        let card = Card::read(files)?;
+        let mut graph = Graph::open(&files.onnx, runtime, device)?;
+        graph.check_input_name(card.input.name.as_deref())?;
+        check_task(&graph)?;
+        let labels = labels_of(&graph, &card)?;
+        let input = input_of(&graph, &card)?;
+        graph.try_blank(input.size)?;
+        let output = output_of(&graph, &card)?;
+        let layout = layout_of(&graph, output, labels.len(), &card)?;
+        let note = graph.try_batch(input.size, output);
+        Ok((
+            Self {
+                graph,
+                input,
+                labels: labels.into(),
+                layout,
+                output,
+            },
+            note,
+        ))
+    }
+}
+
+impl Detector for Yolo {
+    fn input(&self) -> &ImageInput {
+        &self.input
+    }
+
+    fn labels(&self) -> Arc<[String]> {
+        Arc::clone(&self.labels)
+    }
+
+    fn fixed_batch(&self) -> Option<usize> {
+        self.graph.fixed_batch
+    }
+
+    fn terminator(&self) -> Terminator {
+        self.graph.terminator()
+    }
+
+    fn detect(&mut self, batch: &Array4<f32>, floor: f32) -> Result<Vec<Result<Vec<Detection>, RowError>>, ModelError> {
+        let (layout, classes) = (self.layout, self.labels.len());
+        self.graph
+            .run(batch, self.output, |image| match image.into_dimensionality::<Ix2>() {
+                Ok(output) if layout.fits(output.nrows(), output.ncols(), classes) => {
+                    layout.read(output, classes, floor)
+                }
+                _ => Err(RowError::new(RowCode::Model, "the detector's output changed its shape")),
+            })
+    }
+}
+
+/// Segmentation, poses and rotated boxes have outputs that look alike and mean something else.
+fn check_task(graph: &Graph) -> Result<(), Error> {
+    match graph.metadata("task").as_deref() {
+        None | Some("detect") => Ok(()),
+        Some(other) => Err(graph.refuse(format!("a YOLO for the task `{other}`; croprow knows `detect`"))),
+    }
+}
+
+fn labels_of(graph: &Graph, card: &Card) -> Result<Vec<String>, Error> {
+    let found = match (&card.detector.labels, graph.metadata("names")) {
+        (Some(own), _) => own.clone(),
+        (None, Some(text)) => labels::parse(&text).map_err(|why| {
+            graph.refuse(format!(
+                "its metadata `names` is not understood ({why}): list labels in croprow.toml"
+            ))
+        })?,
+        (None, None) => Vec::new(),
+    };
+    if found.is_empty() {
+        return Err(graph.refuse(format!(
+            "no labels in its metadata: write `[detector]` with labels = [\"...\"] into croprow.toml beside it; outputs: {}",
+            graph.describe_outputs()
+        )));
+    }
+    Ok(found)
+}
+
+fn input_of(graph: &Graph, card: &Card) -> Result<ImageInput, Error> {
+    let habit = Draft {
+        size: None,
+        filter: Some(Filter::Bilinear),
+        fit: Some(Fit::Pad { fill: LETTERBOX_FILL }),
+        mean: Some([0.0; 3]),
+        std: Some([1.0; 3]),
+    };
+    let mut draft = habit.overlaid(card)?;
+    let exported = graph.metadata("imgsz").as_deref().and_then(size_of_imgsz);
+    draft.size = graph.settle_size(draft.size, "croprow.toml")?.or(exported);
+    draft.finished().map_err(|missing| {
+        graph.refuse(format!(
+            "its input has no fixed size and no metadata `imgsz`: write `[input]` with {} into croprow.toml beside it",
+            missing.join(", ")
+        ))
+    })
+}
+
+/// `[height, width]`, or one number for both.
+fn size_of_imgsz(text: &str) -> Option<Size> {
+    let size = match serde_json::from_str::<serde_json::Value>(text).ok()? {
+        serde_json::Value::Number(n) => [n.as_u64(); 2],
+        serde_json::Value::Array(sides) => match sides.as_slice() {
+            [height, width] => [height.as_u64(), width.as_u64()],
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let [height, width] = size.map(|side| side.and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0));
+    Some(Size::new(width?, height?))
+}
+
+/// The named one, else the only f32 output of three dimensions, of several the first that Ultralytics names so.
+fn output_of(graph: &Graph, card: &Card) -> Result<usize, Error> {
+    let fitting = |i: &usize| graph.outputs[*i].is_f32 && graph.outputs[*i].dims.len() == 3;
+    let all: Vec<usize> = (0..graph.outputs.len()).filter(fitting).collect();
+    let named = |name: &str| all.iter().copied().find(|i| graph.outputs[*i].name == name);
+    let chosen = match (&card.detector.output, all.as_slice()) {
+        (Some(name), _) => named(name),
+        (None, [only]) => Some(*only),
+        (None, _) => named("output0"),
+    };
+    chosen.ok_or_else(|| {
+        graph.refuse(format!(
+            "no output that reads as detections, f32 [b, n, 5 + classes], [b, 4 + classes, n] or [b, n, 6]; outputs: {}; \
+             croprow.toml beside it can name one ([detector] output)",
+            graph.describe_outputs()
+        ))
+    })
+}
+
+fn layout_of(graph: &Graph, output: usize, classes: usize, card: &Card) -> Result<Layout, Error> {
+    let dims = &graph.outputs[output].dims;
+    let side = |i: usize| usize::try_from(dims[i]).unwrap_or(0);
+    let (rows, columns) = (side(1), side(2));
+    match card.detector.layout {
+        Some(layout) if layout.fits(rows, columns, classes) => Ok(layout),
+        Some(layout) => Err(card.refuse(&format!(
+            "[detector] layout {layout:?} with {classes} labels does not fit the outputs: {}",
+            graph.describe_outputs()
+        ))),
+        None => Layout::guess(rows, columns, classes, suppresses(graph)).map_err(|why| {
+            graph.refuse(format!(
+                "{why}: write `[detector]` with layout = \"v5\", \"v8\" or \"end2end\" and labels into croprow.toml beside \
+                 it; outputs: {}",
+                graph.describe_outputs()
+            ))
+        }),
+    }
+}
+
+/// Ultralytics writes `end2end` for models without suppression, and its arguments for exports with it built in.
+fn suppresses(graph: &Graph) -> bool {
+    let says = |key: &str, word: &str| graph.metadata(key).is_some_and(|v| v.contains(word));
+    says("end2end", "True") || says("end2end", "true") || says("args", "'nms': True")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn imgsz_is_height_before_width() {
+        assert_eq!(size_of_imgsz("[480, 640]"), Some(Size::new(640, 480)));
+        assert_eq!(size_of_imgsz("416"), Some(Size::new(416, 416)));
+        for text in ["", "[640]", "[0, 640]", "[-1, 640]", "'640'", "[480.5, 640]"] {
+            assert_eq!(size_of_imgsz(text), None, "{text}");
+        }
+    }
+}
