@@ -130,7 +130,6 @@ impl AddArgs {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
     use super::*;
     use clap::Parser;
