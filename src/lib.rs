@@ -14,13 +14,13 @@
 //!
 //! Imports run one way: `pipeline, input -> db, pixels, model -> config, recipe, row, geometry, error`.
 
-//pub mod pipeline;
+pub mod pipeline;
 
-//pub mod input;
+pub mod input;
 
 pub mod db;
-//pub mod model;
-//pub mod pixels;
+pub mod model;
+pub mod pixels;
 
 pub mod config;
 pub mod error;

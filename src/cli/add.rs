@@ -3,8 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, ValueEnum};
+use croprow::db::Db;
+use croprow::db::add::Added;
 use croprow::error::Error;
-use croprow::input::{AddRequest, Format, Keys, STDIN};
+use croprow::input::{AddReport, AddRequest, Format, Keys, STDIN, read};
+
+use super::{print, say};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -87,6 +91,38 @@ pub(crate) enum FromFormat {
 }
 
 impl AddArgs {
+    /// Adds, and says what was added.
+    ///
+    /// # Errors
+    /// A source cannot be read, or the database cannot be used; nothing is added then.
+    pub(crate) fn run(self) -> Result<u8, Error> {
+        let (path, request) = self.into_request()?;
+        let mut db = Db::open_or_create(&path)?;
+        let mut report = AddReport::default();
+        let added = db.add(|sink| {
+            report = read(&request, sink)?;
+            Ok(())
+        })?;
+        for problem in &report.problems {
+            say(&format!("passed over: {}: {}", problem.path.display(), problem.reason));
+        }
+        let shown = report.problems.len() as u64;
+        if report.unreadable > shown {
+            say(&format!("and {} more that cannot be read", report.unreadable - shown));
+        }
+        let passed_over = if report.not_images == 0 {
+            String::new()
+        } else {
+            format!("; {} files that are no images passed over", report.not_images)
+        };
+        let Added { new, changed, known } = added;
+        print(&format!("{new} new, {changed} changed and pending again, {known} already there{passed_over}\n"))?;
+        if report.rows == 0 {
+            say("nothing was found to add");
+        }
+        Ok(0)
+    }
+
     /// The database and what to add to it.
     ///
     /// # Errors
@@ -103,12 +139,7 @@ impl AddArgs {
                 FromFormat::Csv => Format::Csv,
             }),
             from_sqlite: self.from_sqlite.zip(self.query),
-            keys: Keys {
-                path: self.path_key,
-                prompt: self.prompt_key,
-                tag: self.tag_key,
-                id: self.id_key,
-            },
+            keys: Keys { path: self.path_key, prompt: self.prompt_key, tag: self.tag_key, id: self.id_key },
             prompt: self.prompt.filter(not_empty),
             tag: self.tag.filter(not_empty),
             root: self.root,
@@ -184,12 +215,7 @@ mod tests {
             from: vec!["-".into(), "l.csv".into()],
             from_format: Some(Format::Csv),
             from_sqlite: Some(("y.db".into(), "SELECT 1".into())),
-            keys: Keys {
-                path: text("p"),
-                prompt: text("q"),
-                tag: text("t"),
-                id: text("i"),
-            },
+            keys: Keys { path: text("p"), prompt: text("q"), tag: text("t"), id: text("i") },
             prompt: text("cat"),
             tag: text("old"),
             root: Some("/r".into()),
@@ -200,10 +226,7 @@ mod tests {
     #[test]
     fn nothing_to_add_says_what_to_give() {
         let error = parse(&["x.db"]).unwrap().into_request().unwrap_err();
-        assert!(
-            matches!(&error, Error::Usage(text) if text.contains("--from FILE")),
-            "{error}"
-        );
+        assert!(matches!(&error, Error::Usage(text) if text.contains("--from FILE")), "{error}");
     }
 
     #[test]
@@ -221,11 +244,7 @@ mod tests {
             &["x.db", "a", "--root", "/r"],
             &["x.db", "a", "--from-format", "csv"],
         ] {
-            assert_eq!(
-                parse(line).err(),
-                Some(clap::error::ErrorKind::MissingRequiredArgument),
-                "{line:?}"
-            );
+            assert_eq!(parse(line).err(), Some(clap::error::ErrorKind::MissingRequiredArgument), "{line:?}");
         }
     }
 

@@ -87,7 +87,12 @@ fn start_log(verbose: u8, quiet: bool) {
         .filter_level(level)
         .parse_default_env()
         .format(|out, record| {
-            writeln!(out, "croprow: {}: {}", record.level().as_str().to_lowercase(), one_line(&record.args().to_string()))
+            writeln!(
+                out,
+                "croprow: {}: {}",
+                record.level().as_str().to_lowercase(),
+                one_line(&record.args().to_string())
+            )
         })
         .init();
 }

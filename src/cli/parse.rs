@@ -84,7 +84,9 @@ mod tests {
 
     #[test]
     fn sizes_are_read_with_binary_and_decimal_units() {
-        for (text, bytes) in [("4GiB", 4 << 30), ("1.5GiB", 3 << 29), ("512 MiB", 512 << 20), ("2GB", 2_000_000_000), ("100", 100)] {
+        for (text, bytes) in
+            [("4GiB", 4 << 30), ("1.5GiB", 3 << 29), ("512 MiB", 512 << 20), ("2GB", 2_000_000_000), ("100", 100)]
+        {
             assert_eq!(size_bytes(text), Ok(bytes), "{text}");
         }
         for text in ["", "GiB", "-1GiB", "4XB", "0", "NaN"] {

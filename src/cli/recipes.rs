@@ -113,7 +113,12 @@ fn differences(key: &str, then: &Value, now: &Value, changed: &mut Vec<String>) 
         keys.dedup();
         for k in keys {
             let name = if key.is_empty() { k.clone() } else { format!("{key}.{k}") };
-            differences(&name, then_map.get(k).unwrap_or(&Value::Null), now_map.get(k).unwrap_or(&Value::Null), changed);
+            differences(
+                &name,
+                then_map.get(k).unwrap_or(&Value::Null),
+                now_map.get(k).unwrap_or(&Value::Null),
+                changed,
+            );
         }
     } else if then != now {
         let short = |v: &Value| v.to_string().chars().take(14).collect::<String>();

@@ -173,7 +173,8 @@ impl Plan {
         let asked = recipes.look_up(db)?;
         let tally = db.tally()?;
         let stale = choose_stale(args, &settings, db, &recipes, asked, &tally)?;
-        let waiting = tally.iter().filter(|(from, _)| is_pending(from.settled(asked, stale))).map(|(_, n)| n).sum::<u64>();
+        let waiting =
+            tally.iter().filter(|(from, _)| is_pending(from.settled(asked, stale))).map(|(_, n)| n).sum::<u64>();
         if waiting > 0 && asked != db.in_force()? && db.has_live_run()? {
             return Err(Error::Usage(
                 "another worker is at work on this database with other models or settings; stop it first, or start \
@@ -207,7 +208,8 @@ fn choose_stale(
         // The same question was answered when these recipes came into force.
         (None, Some(said)) if asked == db.in_force()? => Ok(said),
         _ => {
-            let done: u64 = tally.iter().filter(|(s, _)| [s.detect, s.embed].contains(&Some(State::Done))).map(|(_, n)| n).sum();
+            let done: u64 =
+                tally.iter().filter(|(s, _)| [s.detect, s.embed].contains(&Some(State::Done))).map(|(_, n)| n).sum();
             Err(Error::Usage(format!(
                 "{stale} of {done} finished rows were made by another recipe:\n{}\n\
                  say what becomes of them, nothing was changed:\n  \
@@ -287,7 +289,9 @@ fn end(
         say(&format!("{} rows in flight are pending again", summary.released));
     }
     if code == 2 {
-        say("failed rows remain: croprow status DB counts them, the view failures lists them, croprow retry DB brings them back");
+        say(
+            "failed rows remain: croprow status DB counts them, the view failures lists them, croprow retry DB brings them back",
+        );
     }
     if json {
         print_summary(how, code, &summary, took)?;

@@ -3,9 +3,7 @@
 
 use std::path::PathBuf;
 
-use croprow::config::{
-    DecodeConfig, DetectConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, RunConfig, Stale,
-};
+use croprow::config::{DecodeConfig, DetectConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, RunConfig, Stale};
 use croprow::error::Error;
 use croprow::recipe::{CropFit, Keep, OnEmpty, Selection, Truncated};
 use serde::{Deserialize, Serialize};
@@ -78,7 +76,9 @@ impl Settings {
     pub(crate) fn remembered(json: Option<&str>) -> Result<Self, Error> {
         let Some(json) = json else { return Ok(Self::default()) };
         serde_json::from_str(json).map_err(|e| {
-            Error::Usage(format!("the settings remembered in the database cannot be read ({e}); a newer croprow wrote them"))
+            Error::Usage(format!(
+                "the settings remembered in the database cannot be read ({e}); a newer croprow wrote them"
+            ))
         })
     }
 
@@ -141,7 +141,8 @@ fn half_of_free_bytes() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
     let available = line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? << 10;
-    let number = |file: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse::<u64>().ok();
+    let number =
+        |file: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse::<u64>().ok();
     let group = number("memory.max").map(|max| max.saturating_sub(number("memory.current").unwrap_or(0)));
     Some(group.unwrap_or(u64::MAX).min(available) / 2)
 }

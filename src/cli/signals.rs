@@ -24,8 +24,8 @@ pub(crate) fn exit_code(signal: i32) -> u8 {
 
 /// Listens from now on, until the process ends.
 pub(crate) fn listen(stop: &Arc<Stop>, db: &Arc<Mutex<Db>>, run: RunId) -> Result<(), Error> {
-    let mut signals =
-        Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|e| Error::StartUp(format!("cannot listen for signals: {e}")))?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+        .map_err(|e| Error::StartUp(format!("cannot listen for signals: {e}")))?;
     let asked = Arc::clone(stop);
     spawn("signals", move || {
         for signal in signals.forever() {

@@ -42,7 +42,8 @@ pub(crate) fn run(args: &StatusArgs) -> Result<u8, Error> {
             None => false,
         };
         if args.json {
-            let mut json = serde_json::to_value(&status).map_err(|e| Error::System(format!("cannot write JSON: {e}")))?;
+            let mut json =
+                serde_json::to_value(&status).map_err(|e| Error::System(format!("cannot write JSON: {e}")))?;
             json["live"] = alive.into();
             print(&format!("{json}\n"))?;
         } else {

@@ -18,18 +18,19 @@ pub struct Added {
 }
 
 /// A row changes when what decides its results does: prompt, path (of a keyed row), or the file itself
-/// where the source stat-ed it and a decode has recorded it. Only then its states are touched.
+/// where the source stat-ed it and a decode has recorded it. Only then its states are touched. A source that
+/// says nothing of prompt or tag changes neither.
 const UPSERT: &str = "
     INSERT INTO images (path, key, prompt, tag, detect_state, embed_state)
     VALUES (:path, :key, :prompt, :tag, :detect, :embed)
     ON CONFLICT DO UPDATE SET
-        path = excluded.path, prompt = excluded.prompt, tag = ifnull(excluded.tag, tag),
+        path = excluded.path, prompt = ifnull(excluded.prompt, prompt), tag = ifnull(excluded.tag, tag),
         detect_state = excluded.detect_state, detect_recipe_id = NULL, detect_attempts = 0,
         detect_code = NULL, detect_message = NULL,
         embed_state = excluded.embed_state, embed_recipe_id = NULL, embed_attempts = 0,
         embed_code = NULL, embed_message = NULL,
         run_id = NULL, token = NULL, done_at = NULL
-    WHERE prompt IS NOT excluded.prompt OR path IS NOT excluded.path
+    WHERE (excluded.prompt IS NOT NULL AND prompt IS NOT excluded.prompt) OR path IS NOT excluded.path
        OR (:size IS NOT NULL AND file_size_bytes IS NOT NULL
            AND (file_size_bytes IS NOT :size OR file_mtime_ns IS NOT :mtime))";
 

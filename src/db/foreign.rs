@@ -55,15 +55,8 @@ impl Foreign {
         }
         connection.pragma_update(None, "query_only", true).map_err(fail)?;
         // Reads the header, and the write-ahead log where there is one, before the query is blamed.
-        connection
-            .query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))
-            .map_err(fail)?;
-        let foreign = Self {
-            connection,
-            path: path.to_path_buf(),
-            query: query.to_string(),
-            unlocked,
-        };
+        connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(())).map_err(fail)?;
+        let foreign = Self { connection, path: path.to_path_buf(), query: query.to_string(), unlocked };
         foreign.check_query()?;
         Ok(foreign)
     }
@@ -88,10 +81,7 @@ impl Foreign {
         let width = statement.column_count();
         let mut rows = statement.query([]).map_err(fail)?;
         while let Some(row) = rows.next().map_err(fail)? {
-            let cells = (0..width)
-                .map(|column| row.get_ref(column))
-                .collect::<Result<Vec<_>, _>>()
-                .map_err(fail)?;
+            let cells = (0..width).map(|column| row.get_ref(column)).collect::<Result<Vec<_>, _>>().map_err(fail)?;
             each(&cells)?;
         }
         self.check_unchanged()
@@ -105,23 +95,15 @@ impl Foreign {
             return Ok(());
         }
         let reason = "another program wrote to it while it was read; run this again".to_string();
-        Err(Error::Source {
-            path: self.path.clone(),
-            reason,
-        })
+        Err(Error::Source { path: self.path.clone(), reason })
     }
 
     fn statement(&self) -> Result<CachedStatement<'_>, Error> {
-        self.connection
-            .prepare_cached(&self.query)
-            .map_err(|e| source_error(&self.path, &e))
+        self.connection.prepare_cached(&self.query).map_err(|e| source_error(&self.path, &e))
     }
 
     fn check_query(&self) -> Result<(), Error> {
-        let reason = |text: &str| Error::Source {
-            path: self.path.clone(),
-            reason: format!("--query: {text}"),
-        };
+        let reason = |text: &str| Error::Source { path: self.path.clone(), reason: format!("--query: {text}") };
         let first = first_word(&self.query);
         if !QUERY_WORDS.iter().any(|word| first.eq_ignore_ascii_case(word)) {
             return Err(reason("expected one SELECT"));
@@ -131,11 +113,7 @@ impl Foreign {
             Err(e) => return Err(reason(&text_of(&e))),
             Ok(statement) => statement,
         };
-        if statement.readonly() && statement.column_count() > 0 {
-            Ok(())
-        } else {
-            Err(reason("it would write"))
-        }
+        if statement.readonly() && statement.column_count() > 0 { Ok(()) } else { Err(reason("it would write")) }
     }
 }
 
@@ -205,24 +183,15 @@ fn source_error(path: &Path, error: &rusqlite::Error) -> Error {
     } else if code == Some(ErrorCode::ReadOnly) {
         format!("{text}: a program ended while it wrote to it; let that program open it once, then read it again")
     } else if code == Some(ErrorCode::DatabaseBusy) {
-        format!(
-            "{text}: another program has been writing for {} s",
-            BUSY_TIMEOUT.as_secs()
-        )
+        format!("{text}: another program has been writing for {} s", BUSY_TIMEOUT.as_secs())
     } else {
         text
     };
-    Error::Source {
-        path: path.to_path_buf(),
-        reason,
-    }
+    Error::Source { path: path.to_path_buf(), reason }
 }
 
 fn io_error(path: &Path, error: &io::Error) -> Error {
-    Error::Source {
-        path: path.to_path_buf(),
-        reason: error.to_string(),
-    }
+    Error::Source { path: path.to_path_buf(), reason: error.to_string() }
 }
 
 /// SQLite's own words, without the statement: the user has just typed it.

@@ -5,6 +5,7 @@ pub mod add;
 pub mod claim;
 pub mod commit;
 pub mod due;
+pub mod foreign;
 pub mod models;
 pub mod open;
 pub mod progress;

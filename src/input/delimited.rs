@@ -38,22 +38,15 @@ pub(super) fn read(source: Source<'_>, rows: &mut Rows<'_>) -> Result<(), Error>
         }
         let Some(known) = &header else {
             width = record.len();
-            let names: Vec<_> = record
-                .iter()
-                .map(|cell| String::from_utf8_lossy(cell.trim_ascii()))
-                .collect();
-            header = Some(
-                rows.header(names.iter().map(AsRef::as_ref))
-                    .map_err(|f| f.at(&path, place))?,
-            );
+            let names: Vec<_> = record.iter().map(|cell| String::from_utf8_lossy(cell.trim_ascii())).collect();
+            header = Some(rows.header(names.iter().map(AsRef::as_ref)).map_err(|f| f.at(&path, place))?);
             continue;
         };
         if record.len() != width {
             let reason = format!("{} cells, expected {width} as in the header", record.len());
             return Err(Fault::Entry(reason).at(&path, place));
         }
-        rows.tabular(known, |column| value(record.get(column)))
-            .map_err(|f| f.at(&path, place))?;
+        rows.tabular(known, |column| value(record.get(column))).map_err(|f| f.at(&path, place))?;
     }
     if header.is_none() {
         return Err(Fault::Entry("the table is empty: expected a header".into()).at(&path, "line 1"));

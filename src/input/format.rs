@@ -30,10 +30,7 @@ pub enum Format {
 const MISTAKEN: [(&[u8], &str); 8] = [
     (b"\xff\xd8\xff", "is a JPEG, not a list; give it without --from"),
     (b"\x89PNG", "is a PNG, not a list; give it without --from"),
-    (
-        b"SQLite format 3\0",
-        "is an SQLite database; give it with --from-sqlite and --query",
-    ),
+    (b"SQLite format 3\0", "is an SQLite database; give it with --from-sqlite and --query"),
     (b"PAR1\x15", "is a Parquet file; convert it to CSV or JSONL"),
     (b"PK\x03\x04", "is a ZIP archive or a spreadsheet; convert it to CSV"),
     (b"\x1f\x8b", "is compressed; pipe it through `zcat` into `--from -`"),
@@ -66,10 +63,7 @@ impl<'a> Source<'a> {
         names: &Names,
     ) -> Result<Self, Error> {
         let mut head = Vec::new();
-        (&mut *reader)
-            .take(HEAD_BYTES)
-            .read_to_end(&mut head)
-            .map_err(|e| source_error(path, io_reason(&e)))?;
+        (&mut *reader).take(HEAD_BYTES).read_to_end(&mut head).map_err(|e| source_error(path, io_reason(&e)))?;
         if let Some((_, what)) = MISTAKEN.iter().find(|(magic, _)| head.starts_with(magic)) {
             return Err(source_error(path, (*what).into()));
         }
@@ -132,25 +126,16 @@ impl Table {
                 best = (has_path, fields.len(), delimiter);
             }
         }
-        Self {
-            delimiter: best.2,
-            is_certain,
-        }
+        Self { delimiter: best.2, is_certain }
     }
 }
 
 fn first_record(head: &[u8], delimiter: u8) -> Vec<String> {
     let end = head.iter().position(|b| *b == b'\n').unwrap_or(head.len());
-    let mut reader = csv::ReaderBuilder::new()
-        .has_headers(false)
-        .flexible(true)
-        .delimiter(delimiter)
-        .from_reader(&head[..end]);
+    let mut reader =
+        csv::ReaderBuilder::new().has_headers(false).flexible(true).delimiter(delimiter).from_reader(&head[..end]);
     let record = reader.byte_records().next().and_then(Result::ok).unwrap_or_default();
-    record
-        .iter()
-        .map(|f| String::from_utf8_lossy(f.trim_ascii()).into_owned())
-        .collect()
+    record.iter().map(|f| String::from_utf8_lossy(f.trim_ascii()).into_owned()).collect()
 }
 
 #[cfg(test)]
@@ -185,12 +170,7 @@ mod tests {
             (b"id;image\n1;/a.jpg\n", Format::Csv),
             (b"\xef\xbb\xbf\"path\",\"tag\"\r\n", Format::Csv),
         ] {
-            assert_eq!(
-                found("standard input", content),
-                format,
-                "{:?}",
-                String::from_utf8_lossy(content)
-            );
+            assert_eq!(found("standard input", content), format, "{:?}", String::from_utf8_lossy(content));
         }
     }
 

@@ -21,11 +21,7 @@ const LINE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 pub(super) fn read_array(source: Source<'_>, rows: &mut Rows<'_>) -> Result<(), Error> {
     let path = source.path;
     let mut json = serde_json::Deserializer::from_reader(source.reader);
-    let mut array = Array {
-        rows,
-        elements: 0,
-        fault: None,
-    };
+    let mut array = Array { rows, elements: 0, fault: None };
     let result = json.deserialize_seq(&mut array).and_then(|()| json.end());
     let (elements, fault) = (array.elements, array.fault);
     if elements == 0 {
@@ -36,11 +32,7 @@ pub(super) fn read_array(source: Source<'_>, rows: &mut Rows<'_>) -> Result<(), 
         return Err(source_error(&path, error.to_string()));
     }
     let place = format!("element {elements}, line {}, column {}", error.line(), error.column());
-    let place = if elements == 0 {
-        format!("line {}", error.line())
-    } else {
-        place
-    };
+    let place = if elements == 0 { format!("line {}", error.line()) } else { place };
     Err(fault.unwrap_or_else(|| Fault::Entry(message(&error))).at(&path, place))
 }
 
@@ -51,18 +43,11 @@ pub(super) fn read_lines(mut source: Source<'_>, rows: &mut Rows<'_>) -> Result<
     for number in 1_u64.. {
         line.clear();
         let mut limited = source.reader.by_ref().take(LINE_BYTES_MAX);
-        if limited
-            .read_until(b'\n', &mut line)
-            .map_err(|e| Source::io_error(&source.path, &e))?
-            == 0
-        {
+        if limited.read_until(b'\n', &mut line).map_err(|e| Source::io_error(&source.path, &e))? == 0 {
             break;
         }
         if line.len() as u64 == LINE_BYTES_MAX {
-            return Err(source_error(
-                &source.path,
-                format!("line {number}: longer than {LINE_BYTES_MAX} bytes"),
-            ));
+            return Err(source_error(&source.path, format!("line {number}: longer than {LINE_BYTES_MAX} bytes")));
         }
         if !line.trim_ascii().is_empty() {
             any = true;
@@ -78,19 +63,10 @@ pub(super) fn read_lines(mut source: Source<'_>, rows: &mut Rows<'_>) -> Result<
 fn read_line(line: &[u8], number: u64, path: &Path, rows: &mut Rows<'_>) -> Result<(), Error> {
     let mut json = serde_json::Deserializer::from_slice(line.trim_ascii_end());
     let mut fault = None;
-    let result = Element {
-        rows,
-        fault: &mut fault,
-    }
-    .deserialize(&mut json)
-    .and_then(|()| json.end());
+    let result = Element { rows, fault: &mut fault }.deserialize(&mut json).and_then(|()| json.end());
     let Err(error) = result else { return Ok(()) };
     let fault = fault.unwrap_or_else(|| {
-        Fault::Entry(format!(
-            "column {}: {}; expected one object a line",
-            error.column(),
-            message(&error)
-        ))
+        Fault::Entry(format!("column {}: {}; expected one object a line", error.column(), message(&error)))
     });
     Err(fault.at(path, format_args!("line {number}")))
 }
@@ -120,13 +96,7 @@ impl<'de> Visitor<'de> for &mut Array<'_, '_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         loop {
             self.elements += 1;
-            if seq
-                .next_element_seed(Element {
-                    rows: self.rows,
-                    fault: &mut self.fault,
-                })?
-                .is_none()
-            {
+            if seq.next_element_seed(Element { rows: self.rows, fault: &mut self.fault })?.is_none() {
                 self.elements -= 1;
                 return Ok(());
             }
@@ -238,11 +208,7 @@ impl<'de> Visitor<'de> for ValueSeed {
                 _ => only_texts = false,
             }
         }
-        Ok(if only_texts {
-            Value::List(texts)
-        } else {
-            Value::Other("a list of other things")
-        })
+        Ok(if only_texts { Value::List(texts) } else { Value::Other("a list of other things") })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {

@@ -141,10 +141,7 @@ fn check_sources(request: &AddRequest) -> Result<(), Error> {
         return Err(Error::Usage("standard input (--from -) can be read only once".into()));
     }
     for path in &request.sources {
-        let kind = path
-            .metadata()
-            .map_err(|e| source_error(path, io_reason(&e)))?
-            .file_type();
+        let kind = path.metadata().map_err(|e| source_error(path, io_reason(&e)))?.file_type();
         if !kind.is_file() && !kind.is_dir() {
             return Err(source_error(path, "neither a file nor a folder".into()));
         }
@@ -152,10 +149,7 @@ fn check_sources(request: &AddRequest) -> Result<(), Error> {
     let sqlite = request.from_sqlite.iter().map(|(path, _)| path);
     for path in request.from.iter().filter(|p| !is_stdin(p)).chain(sqlite) {
         if path.metadata().map_err(|e| source_error(path, io_reason(&e)))?.is_dir() {
-            return Err(source_error(
-                path,
-                "is a folder; give it without --from to search it for images".into(),
-            ));
+            return Err(source_error(path, "is a folder; give it without --from to search it for images".into()));
         }
     }
     Ok(())
@@ -174,9 +168,7 @@ fn read_records(path: &Path, reader: &mut dyn Read, format: Option<Format>, rows
 fn read_sqlite(path: &Path, query: &str, rows: &mut Rows<'_>) -> Result<(), Error> {
     let foreign = Foreign::open(path, query)?;
     let columns = foreign.columns()?;
-    let header = rows
-        .header(columns.iter().map(String::as_str))
-        .map_err(|f| f.at(path, "the query"))?;
+    let header = rows.header(columns.iter().map(String::as_str)).map_err(|f| f.at(path, "the query"))?;
     let mut number = 0_u64;
     foreign.for_each(&mut |cells| {
         number += 1;
@@ -186,10 +178,7 @@ fn read_sqlite(path: &Path, query: &str, rows: &mut Rows<'_>) -> Result<(), Erro
 }
 
 fn source_error(path: &Path, reason: String) -> Error {
-    Error::Source {
-        path: path.to_path_buf(),
-        reason,
-    }
+    Error::Source { path: path.to_path_buf(), reason }
 }
 
 fn io_reason(error: &io::Error) -> String {

@@ -99,9 +99,7 @@ impl<'a> Value<'a> {
             Self::Bool(b) => Ok(Some(b.to_string())),
             // Tables with gaps turn whole numbers into 7.0. Beyond 2^53 two ids may have become one.
             Self::Real(r) if r.fract() == 0.0 && r.abs() < 9_007_199_254_740_992.0 => Ok(Some(format!("{r:.0}"))),
-            Self::Real(r) => Err(format!(
-                "{r} is not a whole number that is kept exactly; write it as text"
-            )),
+            Self::Real(r) => Err(format!("{r} is not a whole number that is kept exactly; write it as text")),
             other => Err(format!("expected text or a number, found {}", other.what())),
         }
     }
@@ -124,10 +122,7 @@ impl Fault {
     /// The error of that source, at `place` in it.
     pub(super) fn at(self, path: &Path, place: impl fmt::Display) -> Error {
         match self {
-            Self::Entry(reason) => Error::Source {
-                path: path.to_path_buf(),
-                reason: format!("{place}: {reason}"),
-            },
+            Self::Entry(reason) => Error::Source { path: path.to_path_buf(), reason: format!("{place}: {reason}") },
             Self::Sink(error) => error,
         }
     }
@@ -161,10 +156,7 @@ impl Names {
     /// the prompt and the tag.
     fn of_key<'n>(&'n self, key: &'n str) -> impl Iterator<Item = (usize, usize)> + 'n {
         let rank = move |names: &[String]| names.iter().position(|n| n == key);
-        self.0
-            .iter()
-            .enumerate()
-            .filter_map(move |(field, (_, names, _))| Some((field, rank(names)?)))
+        self.0.iter().enumerate().filter_map(move |(field, (_, names, _))| Some((field, rank(names)?)))
     }
 
     /// The key may name the file.
@@ -231,37 +223,21 @@ impl<'a> Rows<'a> {
     pub(super) fn unreadable(&mut self, path: &Path, error: &std::io::Error) {
         self.report.unreadable += 1;
         if self.report.problems.len() < PROBLEMS_MAX {
-            self.report.problems.push(Problem {
-                path: path.to_path_buf(),
-                reason: io_reason(error),
-            });
+            self.report.problems.push(Problem { path: path.to_path_buf(), reason: io_reason(error) });
         }
     }
 
     /// A file that was found and stat-ed. `path` is absolute.
     pub(super) fn file(&mut self, path: PathBuf, stamp: FileStamp) -> Result<(), Error> {
         let (prompt, tag) = (self.prompt.clone(), self.tag.clone());
-        self.push(NewRow {
-            path,
-            key: None,
-            prompt,
-            tag,
-            stamp: Some(stamp),
-        })
+        self.push(NewRow { path, key: None, prompt, tag, stamp: Some(stamp) })
     }
 
     /// A path from a list, as the list has it.
     pub(super) fn entry(&mut self, path: &[u8]) -> Result<(), Fault> {
         let path = self.base.resolve(path)?;
         let (prompt, tag) = (self.prompt.clone(), self.tag.clone());
-        self.push(NewRow {
-            path,
-            key: None,
-            prompt,
-            tag,
-            stamp: None,
-        })
-        .map_err(Fault::Sink)
+        self.push(NewRow { path, key: None, prompt, tag, stamp: None }).map_err(Fault::Sink)
     }
 
     /// Notes `key` and says whether its value is of use.
@@ -314,26 +290,12 @@ impl<'a> Rows<'a> {
         let Some(path) = path else {
             return Err(self.no_path("key"));
         };
-        let path = path
-            .into_path()
-            .and_then(|p| self.base.resolve(&p))
-            .map_err(|e| format!("path: {e}"))?;
-        let prompt = prompt
-            .map_or(Ok(None), Value::into_prompt)
-            .map_err(|e| format!("prompt: {e}"))?;
-        let tag = tag
-            .map_or(Ok(None), Value::into_word)
-            .map_err(|e| format!("tag: {e}"))?;
+        let path = path.into_path().and_then(|p| self.base.resolve(&p)).map_err(|e| format!("path: {e}"))?;
+        let prompt = prompt.map_or(Ok(None), Value::into_prompt).map_err(|e| format!("prompt: {e}"))?;
+        let tag = tag.map_or(Ok(None), Value::into_word).map_err(|e| format!("tag: {e}"))?;
         let key = id.map_or(Ok(None), Value::into_word).map_err(|e| format!("id: {e}"))?;
         let (prompt, tag) = (prompt.or_else(|| self.prompt.clone()), tag.or_else(|| self.tag.clone()));
-        self.push(NewRow {
-            path,
-            key,
-            prompt,
-            tag,
-            stamp: None,
-        })
-        .map_err(Fault::Sink)
+        self.push(NewRow { path, key, prompt, tag, stamp: None }).map_err(Fault::Sink)
     }
 
     /// A file of records turned out to hold none.
@@ -355,11 +317,7 @@ impl<'a> Rows<'a> {
         } else {
             format!("keys seen: {}", quoted(&self.seen))
         };
-        Err(Error::Usage(format!(
-            "{} {}: no record has it; {seen}",
-            field.option(),
-            names.join(", ")
-        )))
+        Err(Error::Usage(format!("{} {}: no record has it; {seen}", field.option(), names.join(", "))))
     }
 
     fn push(&mut self, row: NewRow) -> Result<(), Error> {
@@ -374,11 +332,7 @@ impl<'a> Rows<'a> {
     }
 
     fn no_path(&self, word: &str) -> Fault {
-        let seen = if self.seen.is_empty() {
-            "none".to_string()
-        } else {
-            quoted(&self.seen)
-        };
+        let seen = if self.seen.is_empty() { "none".to_string() } else { quoted(&self.seen) };
         let expected = self.names.0[0].1.join(", ");
         Fault::Entry(format!(
             "no {word} for the path: expected {expected}; seen: {seen}; --path-key NAME names another"
@@ -403,10 +357,7 @@ impl Base {
             path: root.unwrap_or(Path::new(".")).to_path_buf(),
             reason: format!("cannot be made absolute: {e}"),
         })?;
-        Ok(Self {
-            dir,
-            contained: root.is_some(),
-        })
+        Ok(Self { dir, contained: root.is_some() })
     }
 
     /// The absolute path. Links are not resolved and the disk is not asked, so the check against the root is

@@ -25,10 +25,7 @@ const SNIFF_BYTES: u64 = 64;
 
 /// Pushes the rows of every source.
 pub(super) fn read(sources: &[PathBuf], rows: &mut Rows<'_>) -> Result<(), Error> {
-    let mut walk = Walk {
-        rows,
-        entered: HashSet::new(),
-    };
+    let mut walk = Walk { rows, entered: HashSet::new() };
     for source in sources {
         let path = std::path::absolute(source).map_err(|e| source_error(source, io_reason(&e)))?;
         let metadata = path.metadata().map_err(|e| source_error(source, io_reason(&e)))?;
@@ -45,10 +42,7 @@ pub(super) fn read(sources: &[PathBuf], rows: &mut Rows<'_>) -> Result<(), Error
 fn stamp(metadata: &Metadata) -> FileStamp {
     FileStamp {
         size_bytes: i64::try_from(metadata.size()).unwrap_or(i64::MAX),
-        mtime_ns: metadata
-            .mtime()
-            .saturating_mul(1_000_000_000)
-            .saturating_add(metadata.mtime_nsec()),
+        mtime_ns: metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()),
     }
 }
 
@@ -101,10 +95,7 @@ impl Walk<'_, '_> {
             }
         }
         names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        Some(Level {
-            path,
-            names: names.into_iter(),
-        })
+        Some(Level { path, names: names.into_iter() })
     }
 
     /// Anything but a folder. Pipes and devices are never opened: that could block for ever.
@@ -140,11 +131,7 @@ impl Walk<'_, '_> {
 /// Name and kind, unless it is hidden. The kind is that of a link itself, not of what it points to.
 fn named(entry: &DirEntry) -> io::Result<Option<(OsString, FileType)>> {
     let name = entry.file_name();
-    if name.as_bytes().starts_with(b".") {
-        Ok(None)
-    } else {
-        Ok(Some((name, entry.file_type()?)))
-    }
+    if name.as_bytes().starts_with(b".") { Ok(None) } else { Ok(Some((name, entry.file_type()?))) }
 }
 
 fn looks_like_image(path: &Path) -> io::Result<bool> {

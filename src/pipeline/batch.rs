@@ -71,7 +71,8 @@ pub fn call_or_split<T>(
             }
             Err(ModelError::OutOfMemory(reason) | ModelError::Failed(reason)) => {
                 refused_alone += 1;
-                answers.push(Err(RowError::new(RowCode::Model, format!("the model refused this image alone: {reason}"))));
+                answers
+                    .push(Err(RowError::new(RowCode::Model, format!("the model refused this image alone: {reason}"))));
                 if refused_alone == size && !healthy() {
                     return Err(Error::Model(format!("every image is refused: {reason}")));
                 }

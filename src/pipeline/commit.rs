@@ -26,7 +26,12 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const WAL_WARN_BYTES: u64 = 1 << 30;
 
 /// Stores outcomes until `finished` is closed.
-pub(super) fn run(job: &Job<'_>, budget: &Budget, terminators: &[Terminator], finished: &Receiver<Finished>) -> Result<(), Error> {
+pub(super) fn run(
+    job: &Job<'_>,
+    budget: &Budget,
+    terminators: &[Terminator],
+    finished: &Receiver<Finished>,
+) -> Result<(), Error> {
     let mut pulse = Pulse::new(job);
     let mut batch: Vec<Finished> = Vec::new();
     let mut oldest = Instant::now();
@@ -117,9 +122,7 @@ impl Pulse {
 
 /// Resident memory of this process; 0 where the system does not tell.
 fn resident_bytes() -> u64 {
-    let pages = std::fs::read_to_string("/proc/self/statm")
-        .ok()
-        .and_then(|s| s.split_ascii_whitespace().nth(1)?.parse::<u64>().ok())
-        .unwrap_or(0);
-    pages * rustix::param::page_size() as u64
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().map_or(0, |kib| kib << 10)
 }

@@ -88,7 +88,13 @@ fn cut(pieces: Vec<Piece>, input: &ImageInput) -> (Vec<Slot>, Array4<f32>) {
     (slots, tensor)
 }
 
-fn open(job: &Job<'_>, shapes: &Shapes, located: Located, gathering: &mut Gathering, exits: &Exits) -> Result<(), Error> {
+fn open(
+    job: &Job<'_>,
+    shapes: &Shapes,
+    located: Located,
+    gathering: &mut Gathering,
+    exits: &Exits,
+) -> Result<(), Error> {
     let Located { claim, facts, pixels, found, held } = located;
     let mut regions = match found {
         Found::Stored(regions) => regions,
@@ -137,14 +143,21 @@ fn to_regions(
     labels: &[String],
     upright: Size,
 ) -> Vec<Region> {
-    let in_image = detections.into_iter().map(|d| Detection { bbox: placement.to_image(d.bbox), ..d }).collect();
-    let selected = select(in_image, &config.selection, upright, MIN_SIDE_PX);
+    let in_image: Vec<Detection> =
+        detections.into_iter().map(|d| Detection { bbox: placement.to_image(d.bbox), ..d }).collect();
+    let selected = select(&in_image, &config.selection, upright, MIN_SIDE_PX);
     if selected.is_empty() && config.selection.on_empty == OnEmpty::Whole {
         return vec![whole(upright)];
     }
     let label = |index: usize| labels.get(index).cloned().unwrap_or_else(|| format!("class {index}"));
     selected
         .into_iter()
-        .map(|d| Region { bbox: d.bbox, label: Some(label(d.class_index)), score: Some(d.score), crop: None, vector: None })
+        .map(|d| Region {
+            bbox: d.bbox,
+            label: Some(label(d.class_index)),
+            score: Some(d.score),
+            crop: None,
+            vector: None,
+        })
         .collect()
 }

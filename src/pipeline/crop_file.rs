@@ -27,7 +27,12 @@ const UNFINISHED: &str = ".croprow-tmp";
 ///
 /// # Errors
 /// The folder cannot be written: that is no fault of the image.
-pub(super) fn write_crop(folder: &Path, claim: &Claim, region: &Region, pixels: &RgbImage) -> Result<Option<String>, Error> {
+pub(super) fn write_crop(
+    folder: &Path,
+    claim: &Claim,
+    region: &Region,
+    pixels: &RgbImage,
+) -> Result<Option<String>, Error> {
     let jpeg = match encode_crop_jpeg(pixels, region.bbox, JPEG_QUALITY) {
         Ok(jpeg) => jpeg,
         Err(error) => {
@@ -38,7 +43,10 @@ pub(super) fn write_crop(folder: &Path, claim: &Claim, region: &Region, pixels: 
     let name = name(claim, region);
     let target = folder.join(&name);
     write_durably(&target, &jpeg).map_err(|e| {
-        Error::System(format!("cannot write the crop {}: {e}; free space or mend the folder, then run again", target.display()))
+        Error::System(format!(
+            "cannot write the crop {}: {e}; free space or mend the folder, then run again",
+            target.display()
+        ))
     })?;
     Ok(Some(name))
 }
@@ -98,7 +106,8 @@ fn create_folder(folder: &Path) -> io::Result<()> {
 /// # Errors
 /// It cannot be made, or is a symbolic link.
 pub fn prepare_folder(folder: &Path) -> Result<PathBuf, Error> {
-    let failed = |e: io::Error| Error::StartUp(format!("--crops {}: {e}; name a folder that can be written", folder.display()));
+    let failed =
+        |e: io::Error| Error::StartUp(format!("--crops {}: {e}; name a folder that can be written", folder.display()));
     if let Some(parent) = folder.parent() {
         fs::create_dir_all(parent).map_err(failed)?;
     }

@@ -9,11 +9,11 @@ use super::message::{Decoded, Found, Located, finished};
 use super::progress::Place;
 use super::{Job, Shapes};
 use crate::error::Error;
+use crate::geometry::BoxPx;
 use crate::pixels::decode::{Upright, decode};
 use crate::pixels::header::{Probed, probe};
 use crate::pixels::tensor;
 use crate::recipe::ImageInput;
-use crate::geometry::BoxPx;
 use crate::row::{Claim, Finished, Outcome, RowError, Stage};
 
 /// Where decoded images go.
@@ -25,7 +25,13 @@ pub(super) struct Exits {
 
 /// Admits one image after the other; the pool decodes them in any order. Channels behind it hold as many
 /// images as the budget admits, so that no thread of the pool ever waits on a channel.
-pub(super) fn run(job: &Job<'_>, shapes: &Shapes, budget: &Arc<Budget>, claimed: &Receiver<Claim>, exits: &Exits) -> Result<(), Error> {
+pub(super) fn run(
+    job: &Job<'_>,
+    shapes: &Shapes,
+    budget: &Arc<Budget>,
+    claimed: &Receiver<Claim>,
+    exits: &Exits,
+) -> Result<(), Error> {
     job.pool.in_place_scope(|scope| {
         for claim in claimed {
             if job.stop.is_ending() {
@@ -48,7 +54,11 @@ pub(super) fn run(job: &Job<'_>, shapes: &Shapes, budget: &Arc<Budget>, claimed:
             let tensor_bytes = detector_input.map_or(0, |input| 4 * input.values() as u64);
             let bytes = probed.worst_bytes + tensor_bytes;
             if budget.exceeded_by(bytes) {
-                log::warn!("{}: needs {} MiB, more than --memory: it is worked on alone", claim.path.display(), bytes >> 20);
+                log::warn!(
+                    "{}: needs {} MiB, more than --memory: it is worked on alone",
+                    claim.path.display(),
+                    bytes >> 20
+                );
             }
             let Some(held) = budget.admit(bytes, job.stop) else { continue };
             scope.spawn(move |_| {
@@ -61,7 +71,14 @@ pub(super) fn run(job: &Job<'_>, shapes: &Shapes, budget: &Arc<Budget>, claimed:
     Ok(())
 }
 
-fn work(job: &Job<'_>, claim: Claim, probed: &Probed, input: Option<&ImageInput>, mut held: Reservation, exits: &Exits) {
+fn work(
+    job: &Job<'_>,
+    claim: Claim,
+    probed: &Probed,
+    input: Option<&ImageInput>,
+    mut held: Reservation,
+    exits: &Exits,
+) {
     let upright = match decode(probed, &job.config.decode) {
         Ok(upright) => upright,
         Err(error) => return fail(&claim, error, exits),

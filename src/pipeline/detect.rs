@@ -50,7 +50,9 @@ pub(super) fn run(
                     let found = Found::Detections(detections, placement);
                     located.send(Located { claim, facts, pixels, found, held }).is_ok()
                 }
-                Err(error) => commit.send(finished(&claim, Some(facts), Outcome::Failed(error.at(&claim.path)))).is_ok(),
+                Err(error) => {
+                    commit.send(finished(&claim, Some(facts), Outcome::Failed(error.at(&claim.path)))).is_ok()
+                }
             };
         }
     }

@@ -84,6 +84,7 @@ pub struct Picture {
     /// The upright picture.
     pub pixels: RgbImage,
     /// Its host memory.
+    #[expect(dead_code, reason = "held until the last crop drops it")]
     pub held: Reservation,
 }
 

@@ -85,7 +85,12 @@ impl Progress {
         }
         // The pool's time is spread over its threads.
         busy_ns[Place::Decode as usize] /= decode_threads.max(1) as u64;
-        Snapshot { at: Instant::now(), detected: Self::get(&self.detected), embedded: Self::get(&self.embedded), busy_ns }
+        Snapshot {
+            at: Instant::now(),
+            detected: Self::get(&self.detected),
+            embedded: Self::get(&self.embedded),
+            busy_ns,
+        }
     }
 }
 

@@ -12,15 +12,7 @@ use crate::*;
 #[test]
 fn a_folder_gives_its_images_by_name_and_content_in_a_stable_order() {
     let (_keep, dir) = tree();
-    for name in [
-        "b.JPG",
-        "a/z.png",
-        "a/deep/er/x.webp",
-        "c.txt",
-        "d",
-        "e.dat",
-        "empty.jpg",
-    ] {
+    for name in ["b.JPG", "a/z.png", "a/deep/er/x.webp", "c.txt", "d", "e.dat", "empty.jpg"] {
         let content: &[u8] = if name == "d" {
             JPEG
         } else if name == "empty.jpg" {
@@ -31,10 +23,7 @@ fn a_folder_gives_its_images_by_name_and_content_in_a_stable_order() {
         write(&dir, name, content);
     }
     let (rows, report) = run(&folders(&[&dir])).unwrap();
-    let found: Vec<_> = rows
-        .iter()
-        .map(|r| r.path.strip_prefix(&dir).unwrap().to_str().unwrap())
-        .collect();
+    let found: Vec<_> = rows.iter().map(|r| r.path.strip_prefix(&dir).unwrap().to_str().unwrap()).collect();
     assert_eq!(found, ["a/deep/er/x.webp", "a/z.png", "b.JPG", "d", "empty.jpg"]);
     assert_eq!((report.folders, report.not_images, report.unreadable), (4, 2, 0));
 }
@@ -92,11 +81,7 @@ fn a_folder_reached_by_two_names_is_entered_once() {
     write(&dir, "sub/a.jpg", JPEG);
     symlink(dir.join("sub"), dir.join("link")).unwrap();
     let (rows, report) = run(&folders(&[&dir.join("link"), &dir, &dir.join("sub")])).unwrap();
-    assert_eq!(
-        rows.len(),
-        1,
-        "a link that was named is followed, and the folder behind it not read again"
-    );
+    assert_eq!(rows.len(), 1, "a link that was named is followed, and the folder behind it not read again");
     assert_eq!(rows[0].path, dir.join("link/a.jpg"));
     assert_eq!(report.folders, 2);
 }
@@ -108,29 +93,16 @@ fn a_link_to_a_file_is_a_row_under_its_own_path() {
     symlink(&real, dir.join("link.jpg")).unwrap();
     symlink("nowhere.jpg", dir.join("dangling.jpg")).unwrap();
     let (rows, report) = run(&folders(&[&dir])).unwrap();
-    assert_eq!(
-        rows.iter().map(|r| &r.path).collect::<Vec<_>>(),
-        [&dir.join("link.jpg"), &real]
-    );
+    assert_eq!(rows.iter().map(|r| &r.path).collect::<Vec<_>>(), [&dir.join("link.jpg"), &real]);
     assert_eq!(rows[0].stamp, rows[1].stamp);
-    assert_eq!(
-        (report.unreadable, report.problems[0].reason.as_str()),
-        (1, "no such file or folder")
-    );
+    assert_eq!((report.unreadable, report.problems[0].reason.as_str()), (1, "no such file or folder"));
 }
 
 #[test]
 fn pipes_are_passed_over_without_being_opened() {
     let (_keep, dir) = tree();
     for name in ["pipe", "pipe.jpg"] {
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            dir.join(name),
-            rustix::fs::FileType::Fifo,
-            0o600.into(),
-            0,
-        )
-        .unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, dir.join(name), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     }
     symlink("pipe", dir.join("link.jpg")).unwrap();
     let (rows, report) = run(&folders(&[&dir])).unwrap();
@@ -163,11 +135,5 @@ fn names_that_are_not_utf_8_survive_from_folders_and_lists() {
 
     let list = [path.as_os_str().as_bytes(), b"\0"].concat();
     let list = write(&dir, "list", &list);
-    assert_eq!(
-        paths(run(&AddRequest {
-            from: vec![list],
-            ..AddRequest::default()
-        })),
-        [path]
-    );
+    assert_eq!(paths(run(&AddRequest { from: vec![list], ..AddRequest::default() })), [path]);
 }

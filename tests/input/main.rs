@@ -32,11 +32,7 @@ fn run(request: &AddRequest) -> Outcome {
 
 /// Reads `content` as standard input, relative to `/r`, which does not exist.
 fn piped(content: impl AsRef<[u8]>, request: AddRequest) -> Outcome {
-    let request = AddRequest {
-        from: vec!["-".into()],
-        root: Some("/r".into()),
-        ..request
-    };
+    let request = AddRequest { from: vec!["-".into()], root: Some("/r".into()), ..request };
     let mut rows = Vec::new();
     let mut stdin = content.as_ref();
     let report = read_with(&request, &mut stdin, &mut |row| {
@@ -47,10 +43,7 @@ fn piped(content: impl AsRef<[u8]>, request: AddRequest) -> Outcome {
 }
 
 fn format(format: Format) -> AddRequest {
-    AddRequest {
-        from_format: Some(format),
-        ..AddRequest::default()
-    }
+    AddRequest { from_format: Some(format), ..AddRequest::default() }
 }
 
 fn plain(content: impl AsRef<[u8]>) -> Outcome {
@@ -68,22 +61,12 @@ fn paths(outcome: Outcome) -> Vec<PathBuf> {
 /// `(path, key, prompt, tag)`, with a dash for nothing.
 fn fields(outcome: Outcome) -> Vec<[String; 4]> {
     let word = |text: Option<String>| text.unwrap_or("-".into());
-    let row = |r: NewRow| {
-        [
-            r.path.to_str().unwrap().into(),
-            word(r.key),
-            word(r.prompt),
-            word(r.tag),
-        ]
-    };
+    let row = |r: NewRow| [r.path.to_str().unwrap().into(), word(r.key), word(r.prompt), word(r.tag)];
     outcome.unwrap().0.into_iter().map(row).collect()
 }
 
 fn folders(sources: &[&Path]) -> AddRequest {
-    AddRequest {
-        sources: sources.iter().map(|p| p.to_path_buf()).collect(),
-        ..AddRequest::default()
-    }
+    AddRequest { sources: sources.iter().map(|p| p.to_path_buf()).collect(), ..AddRequest::default() }
 }
 
 fn write(dir: &Path, name: impl AsRef<Path>, content: &[u8]) -> PathBuf {

@@ -16,11 +16,7 @@ fn sqlite(dir: &Path, sql: &str) -> PathBuf {
 
 fn query(path: &Path, sql: &str) -> AddRequest {
     let from_sqlite = Some((path.to_path_buf(), sql.to_string()));
-    AddRequest {
-        from_sqlite,
-        root: Some("/r".into()),
-        ..AddRequest::default()
-    }
+    AddRequest { from_sqlite, root: Some("/r".into()), ..AddRequest::default() }
 }
 
 #[test]
@@ -33,11 +29,7 @@ fn a_query_on_another_sqlite_gives_rows_and_leaves_the_file_as_it_was() {
     );
     let hash = |path: &Path| Sha256::digest(fs::read(path).unwrap());
     let before = hash(&path);
-    let (rows, _) = run(&query(
-        &path,
-        "SELECT n AS id, p AS path, c AS prompt, s AS tag FROM t ORDER BY n",
-    ))
-    .unwrap();
+    let (rows, _) = run(&query(&path, "SELECT n AS id, p AS path, c AS prompt, s AS tag FROM t ORDER BY n")).unwrap();
     let text = |s: &str| Some(s.to_string());
     let row = |path: &[u8], id, prompt, tag: &str| NewRow {
         path: PathBuf::from(OsStr::from_bytes(path)),
@@ -72,10 +64,7 @@ fn queries_that_are_not_one_select_are_refused_and_change_nothing() {
         ("SELECT load_extension('x') AS path", "not authorized"),
         ("SELECT nope FROM t", "no such column: nope"),
         ("SELECT path AS p FROM t", "the query: no column for the path"),
-        (
-            "SELECT 1 AS path FROM t",
-            "row 1 of the query: path: expected text, found a number",
-        ),
+        ("SELECT 1 AS path FROM t", "row 1 of the query: path: expected text, found a number"),
     ] {
         let text = reason(run(&query(&path, sql)));
         assert!(text.contains("their.db: ") && text.contains(message), "{sql}: {text}");
@@ -83,13 +72,7 @@ fn queries_that_are_not_one_select_are_refused_and_change_nothing() {
     assert_eq!(fs::read(&path).unwrap(), before);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
     assert_eq!(
-        run(&query(
-            &path,
-            "-- mine\n/* ; */ with x as (select * from t) select * from x; "
-        ))
-        .unwrap()
-        .0
-        .len(),
+        run(&query(&path, "-- mine\n/* ; */ with x as (select * from t) select * from x; ")).unwrap().0.len(),
         1
     );
 }
@@ -109,9 +92,7 @@ fn the_log_of_another_program_is_read_along_and_the_file_stays_as_it_was() {
     let (_keep, dir) = tree();
     let path = sqlite(&dir, "PRAGMA journal_mode = WAL; CREATE TABLE t (path);");
     let writer = rusqlite::Connection::open(&path).unwrap();
-    writer
-        .execute_batch("PRAGMA wal_autocheckpoint = 0; INSERT INTO t VALUES ('a');")
-        .unwrap();
+    writer.execute_batch("PRAGMA wal_autocheckpoint = 0; INSERT INTO t VALUES ('a');").unwrap();
     let before = fs::read(&path).unwrap();
     assert_eq!(run(&query(&path, "SELECT path FROM t")).unwrap().0.len(), 1);
     assert_eq!(fs::read(&path).unwrap(), before);
@@ -122,30 +103,17 @@ fn a_file_in_wal_mode_without_a_log_is_read_and_nothing_is_left_beside_it() {
     let (_keep, dir) = tree();
     let dir = dir.join(OsStr::from_bytes(b"50% of \xff?x=1#y"));
     fs::create_dir(&dir).unwrap();
-    let path = sqlite(
-        &dir,
-        "PRAGMA journal_mode = WAL; CREATE TABLE t (path); INSERT INTO t VALUES ('a'), ('b');",
-    );
+    let path = sqlite(&dir, "PRAGMA journal_mode = WAL; CREATE TABLE t (path); INSERT INTO t VALUES ('a'), ('b');");
     symlink(&path, dir.join("link.db")).unwrap();
-    assert_eq!(
-        run(&query(&dir.join("link.db"), "SELECT path FROM t")).unwrap().0.len(),
-        2
-    );
+    assert_eq!(run(&query(&dir.join("link.db"), "SELECT path FROM t")).unwrap().0.len(), 2);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 2);
 
     let error = read(&query(&path, "SELECT path FROM t"), &mut |_| {
         let other = rusqlite::Connection::open(&path).unwrap();
-        other
-            .execute_batch("INSERT INTO t VALUES ('c'); PRAGMA wal_checkpoint(TRUNCATE)")
-            .unwrap();
+        other.execute_batch("INSERT INTO t VALUES ('c'); PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
         Ok(())
     });
-    assert!(
-        error
-            .unwrap_err()
-            .to_string()
-            .ends_with("wrote to it while it was read; run this again")
-    );
+    assert!(error.unwrap_err().to_string().ends_with("wrote to it while it was read; run this again"));
 }
 
 #[test]

@@ -69,14 +69,21 @@ pub fn assert_sound(db: &Path) {
     let counted = "SELECT * FROM counts WHERE images > 0 ORDER BY 1, 2, 3, 4";
     let table = |sql: &str| -> Vec<String> {
         let mut statement = conn.prepare(sql).unwrap();
-        let rows = statement.query_map([], |r| Ok((0..5).map(|i| show(r.get(i).unwrap())).collect::<Vec<_>>().join(" ")));
+        let rows =
+            statement.query_map([], |r| Ok((0..5).map(|i| show(r.get(i).unwrap())).collect::<Vec<_>>().join(" ")));
         rows.unwrap().map(Result::unwrap).collect()
     };
     assert_eq!(table(counted), table(recount));
     for (what, sql) in [
         ("a region without its image", "SELECT count(*) FROM regions WHERE image_id NOT IN (SELECT id FROM images)"),
-        ("a vector without its region", "SELECT count(*) FROM embeddings WHERE region_id NOT IN (SELECT id FROM regions)"),
-        ("a region of an image that failed", "SELECT count(*) FROM regions r JOIN images i ON i.id = r.image_id WHERE i.detect_state = 'failed'"),
+        (
+            "a vector without its region",
+            "SELECT count(*) FROM embeddings WHERE region_id NOT IN (SELECT id FROM regions)",
+        ),
+        (
+            "a region of an image that failed",
+            "SELECT count(*) FROM regions r JOIN images i ON i.id = r.image_id WHERE i.detect_state = 'failed'",
+        ),
         (
             "an embedded image that lacks a vector",
             "SELECT count(*) FROM images i JOIN regions r ON r.image_id = i.id WHERE i.embed_state = 'done'

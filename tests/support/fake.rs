@@ -173,15 +173,16 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
         detector: setup.detector.map(|_| -> Box<dyn Detector> {
             Box::new(FakeDetector(input(32, Fit::Pad { fill: 114 }), setup.behaviour.clone()))
         }),
-        embedder: setup.embedder.map(|_| -> Box<dyn Embedder> {
-            Box::new(FakeEmbedder(input(16, Fit::Squash), setup.behaviour.clone()))
-        }),
+        embedder: setup
+            .embedder
+            .map(|_| -> Box<dyn Embedder> { Box::new(FakeEmbedder(input(16, Fit::Squash), setup.behaviour.clone())) }),
         device: EffectiveDevice::cpu(None),
         notes: Vec::new(),
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
     let (db, progress) = (Mutex::new(db), Progress::default());
-    let job = Job { config: &config, db: &db, run, in_force, stale: setup.stale, pool: &pool, progress: &progress, stop };
+    let job =
+        Job { config: &config, db: &db, run, in_force, stale: setup.stale, pool: &pool, progress: &progress, stop };
     let result = pipeline::run(&job, models);
     let mut db = db.into_inner().unwrap();
     let how = if result.is_ok() { "complete" } else { "error" };
