@@ -121,3 +121,27 @@ stamp() {
     printf '%s\n' "$2" >"$STAMP_DIR/$1.part"
     mv "$STAMP_DIR/$1.part" "$STAMP_DIR/$1"
 }
+
+# require_build_tools: cargo and a C compiler (SQLite is compiled). What apt can bring is brought.
+require_build_tools() {
+    require_python
+    command -v cargo >/dev/null \
+        || die "cargo is missing: install a Rust toolchain (rustup.rs), 1.92 or newer"
+    if ! command -v cc >/dev/null; then
+        if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+            say "installing a C compiler (apt-get install gcc libc6-dev)"
+            { apt-get -qq update && apt-get -qq install -y gcc libc6-dev; } >/dev/null 2>&1 || true
+        fi
+        command -v cc >/dev/null \
+            || die "a C compiler is missing (Debian, Ubuntu: apt install gcc libc6-dev; Fedora: dnf install gcc)"
+    fi
+}
+
+# build_release: target/release/croprow; says so only when there is something to build.
+build_release() {
+    local binary=$PROJECT_DIR/target/release/croprow
+    if [[ ! -x $binary ]]; then
+        say "building croprow (the first build takes some minutes)"
+    fi
+    (cd "$PROJECT_DIR" && cargo build --release --locked --quiet) || die "the build failed"
+}
