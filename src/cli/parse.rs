@@ -5,12 +5,16 @@ use std::path::PathBuf;
 use croprow::config::Device;
 use croprow::recipe::Keep;
 
+/// A path, or the word `none`. Not an `Option`: clap takes that for a flag that may be left out.
+#[derive(Clone, Debug)]
+pub(crate) struct PathOrNone(pub(crate) Option<PathBuf>);
+
 /// `none`, or a path made absolute: a remembered setting must not depend on the current folder.
-pub(crate) fn path_or_none(text: &str) -> Result<Option<PathBuf>, String> {
+pub(crate) fn path_or_none(text: &str) -> Result<PathOrNone, String> {
     match text {
-        "none" => Ok(None),
+        "none" => Ok(PathOrNone(None)),
         "" => Err("is empty; give a path, or `none`".into()),
-        path => std::path::absolute(path).map(Some).map_err(|e| e.to_string()),
+        path => std::path::absolute(path).map(|p| PathOrNone(Some(p))).map_err(|e| e.to_string()),
     }
 }
 

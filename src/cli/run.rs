@@ -19,6 +19,7 @@ use croprow::pipeline::{self, Job, Summary};
 use croprow::recipe::{CropFit, Keep, OnEmpty, Truncated};
 use croprow::row::State;
 
+use super::parse::PathOrNone;
 use super::recipes::Recipes;
 use super::settings::Settings;
 use super::status::duration;
@@ -39,16 +40,16 @@ pub(crate) struct RunArgs {
     pub(crate) db: PathBuf,
     /// Detector: folder or .onnx file; `none` makes each whole image a region.
     #[arg(long, value_name = "MODEL|none", value_parser = parse::path_or_none)]
-    pub(crate) detector: Option<Option<PathBuf>>,
+    pub(crate) detector: Option<PathOrNone>,
     /// Embedder: folder or .onnx file; `none` detects only.
     #[arg(long, value_name = "MODEL|none", value_parser = parse::path_or_none)]
-    pub(crate) embedder: Option<Option<PathBuf>>,
+    pub(crate) embedder: Option<PathOrNone>,
     /// auto, cpu, cuda or cuda:N [default: auto]
     #[arg(long, value_parser = parse::device)]
     pub(crate) device: Option<Device>,
     /// The ONNX Runtime library [default: ORT_DYLIB_PATH, else beside the program, else the demo's]
     #[arg(long, value_name = "FILE|none", value_parser = parse::path_or_none)]
-    pub(crate) runtime: Option<Option<PathBuf>>,
+    pub(crate) runtime: Option<PathOrNone>,
     /// Lowest score of a region, 0 to 1 [default: 0.3]
     #[arg(long, value_parser = parse::share)]
     pub(crate) box_threshold: Option<f32>,
@@ -75,7 +76,7 @@ pub(crate) struct RunArgs {
     pub(crate) normalize: Option<NormalizeFlag>,
     /// Write every region as JPEG below this folder
     #[arg(long, value_name = "DIR|none", value_parser = parse::path_or_none)]
-    pub(crate) crops: Option<Option<PathBuf>>,
+    pub(crate) crops: Option<PathOrNone>,
     /// Images in one call of a model [default: 4]
     #[arg(long, value_parser = parse::count)]
     pub(crate) batch: Option<u64>,

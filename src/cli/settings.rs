@@ -85,10 +85,10 @@ impl Settings {
     /// The same with everything that the command line says.
     pub(crate) fn overridden_by(self, args: &RunArgs) -> Self {
         Self {
-            detector: args.detector.clone().unwrap_or(self.detector),
-            embedder: args.embedder.clone().unwrap_or(self.embedder),
+            detector: args.detector.clone().map_or(self.detector, |path| path.0),
+            embedder: args.embedder.clone().map_or(self.embedder, |path| path.0),
             device: args.device.unwrap_or(self.device),
-            runtime: args.runtime.clone().unwrap_or(self.runtime),
+            runtime: args.runtime.clone().map_or(self.runtime, |path| path.0),
             box_threshold: args.box_threshold.unwrap_or(self.box_threshold),
             nms_iou: args.nms_iou.unwrap_or(self.nms_iou),
             keep: args.keep.unwrap_or(self.keep),
@@ -97,7 +97,7 @@ impl Settings {
             max_pixels: args.max_pixels.unwrap_or(self.max_pixels),
             crop_fit: args.crop_fit.map_or(self.crop_fit, Into::into),
             normalize: args.normalize.map_or(self.normalize, Into::into),
-            crops: args.crops.clone().unwrap_or(self.crops),
+            crops: args.crops.clone().map_or(self.crops, |path| path.0),
             batch: args.batch.map_or(self.batch, |n| n as usize),
             threads: args.threads.map(|n| n as usize).or(self.threads),
             memory_bytes: args.memory.or(self.memory_bytes),
