@@ -141,7 +141,7 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     }
     let runtime = model::library::load(plan.settings.runtime.as_deref(), plan.settings.device, plan.config.threads)?;
     let loaded = model::load_models(&plan.config, plan.settings.device, &runtime)?;
-    for note in &loaded.notes {
+    for note in loaded.device.note.iter().chain(&loaded.notes) {
         say(note);
     }
     say(&describe_start(&plan, &loaded));

@@ -1,6 +1,7 @@
 //! `commit`: the one thread that stores outcomes, says that the run lives, and ends sessions that hang on
 //! after a stop.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -19,6 +20,9 @@ const COMMIT_ROWS: usize = 256;
 /// An outcome waits no longer than this for others.
 const COMMIT_AFTER: Duration = Duration::from_millis(250);
 
+/// The same when nothing is pending any more and the run waits for the last rows.
+const COMMIT_AT_END: Duration = Duration::from_millis(10);
+
 /// How often heartbeat and samples are written.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
@@ -36,7 +40,9 @@ pub(super) fn run(
     let mut batch: Vec<Finished> = Vec::new();
     let mut oldest = Instant::now();
     loop {
-        match finished.recv_timeout(COMMIT_AFTER) {
+        // At the end of the work nobody is worth waiting for.
+        let patience = if job.progress.draining.load(Ordering::Relaxed) { COMMIT_AT_END } else { COMMIT_AFTER };
+        match finished.recv_timeout(patience) {
             Ok(outcome) => {
                 if batch.is_empty() {
                     oldest = Instant::now();
@@ -49,7 +55,7 @@ pub(super) fn run(
                 return pulse.beat(job, budget);
             }
         }
-        if batch.len() >= COMMIT_ROWS || oldest.elapsed() >= COMMIT_AFTER {
+        if batch.len() >= COMMIT_ROWS || oldest.elapsed() >= patience {
             store(job, &mut batch)?;
         }
         if job.stop.is_ending() {

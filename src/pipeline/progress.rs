@@ -1,7 +1,7 @@
 //! Counters of a run, read by `commit` for samples and by whoever draws a progress bar.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Rates are taken over this much of the run's latest work.
@@ -51,6 +51,8 @@ pub struct Progress {
     pub embedded: AtomicU64,
     /// Results that were not stored because somebody else had the row.
     pub dropped: AtomicU64,
+    /// Nothing is pending: `read` only waits for what is in flight.
+    pub draining: AtomicBool,
     busy_ns: [AtomicU64; 4],
 }
 

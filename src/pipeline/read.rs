@@ -1,6 +1,7 @@
 //! `read`: claims pages of pending rows until there are none. Owns no row longer than it takes to hand it on.
 
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -103,6 +104,7 @@ impl Reader<'_> {
     /// Rows in flight may become pending again (their file changed), and rows may be added meanwhile.
     /// False when nothing is in flight any more.
     fn wait_for_more(&mut self, progress: &Progress, stop: &Stop) -> bool {
+        progress.draining.store(true, Ordering::Relaxed);
         if progress.in_flight() == 0 || stop.is_asked() {
             return false;
         }

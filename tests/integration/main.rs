@@ -5,4 +5,5 @@ mod support;
 
 mod cli;
 mod database;
+mod parity;
 mod pipeline;
