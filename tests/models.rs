@@ -65,11 +65,7 @@ fn embedder_as(
     normalize: Option<bool>,
 ) -> Result<(VectorModel, Option<String>), String> {
     let files = locate(model).map_err(|e| e.to_string())?;
-    let config = EmbedConfig {
-        model: model.to_path_buf(),
-        crop_fit,
-        normalize,
-    };
+    let config = EmbedConfig { model: model.to_path_buf(), crop_fit, normalize };
     VectorModel::load(&files, &config, &runtime(), &EffectiveDevice::cpu(None)).map_err(|e| e.to_string())
 }
 
@@ -109,12 +105,7 @@ fn one_batch(names: &[&str]) -> Array4<f32> {
 }
 
 fn floats(value: &Value) -> Vec<f32> {
-    value
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|v| v.as_f64().unwrap() as f32)
-        .collect()
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
 }
 
 fn close(a: &[f32], b: &[f32]) -> bool {
@@ -130,40 +121,20 @@ fn assert_detections(found: &[Detection], expected: &Value, what: &str) {
     let expected = expected.as_array().unwrap();
     assert_eq!(found.len(), expected.len(), "{what}: {found:?}");
     for (found, expected) in found.iter().zip(expected) {
-        assert_eq!(
-            found.class_index as u64,
-            expected["class_index"].as_u64().unwrap(),
-            "{what}"
-        );
-        assert!(
-            close(&[found.score], &floats(&Value::Array(vec![expected["score"].clone()]))),
-            "{what}: {found:?}"
-        );
+        assert_eq!(found.class_index as u64, expected["class_index"].as_u64().unwrap(), "{what}");
+        assert!(close(&[found.score], &floats(&Value::Array(vec![expected["score"].clone()]))), "{what}: {found:?}");
         let sides_expected: [f32; 4] = floats(&expected["box"]).try_into().unwrap();
         let [x0, y0, x1, y1] = sides_expected;
         let clipped = BoxPx { x0, y0, x1, y1 }.clipped(frame);
-        assert!(
-            close(&sides(found.bbox.clipped(frame)), &sides(clipped)),
-            "{what}: {found:?}"
-        );
+        assert!(close(&sides(found.bbox.clipped(frame)), &sides(clipped)), "{what}: {found:?}");
     }
 }
 
 #[test]
 fn yolo_graphs_of_every_layout_agree_with_the_python_reference() {
-    let rule = Selection {
-        box_threshold: 0.3,
-        nms_iou: 0.45,
-        keep: Keep::All,
-        on_empty: OnEmpty::Skip,
-    };
+    let rule = Selection { box_threshold: 0.3, nms_iou: 0.45, keep: Keep::All, on_empty: OnEmpty::Skip };
     let frame = Size::new(TINY_SIDE as u32, TINY_SIDE as u32);
-    for model in [
-        "yolo-v8-tiny",
-        "yolo-v5-tiny",
-        "yolo-fixed-batch1-tiny",
-        "yolo-end2end-tiny",
-    ] {
+    for model in ["yolo-v8-tiny", "yolo-v5-tiny", "yolo-fixed-batch1-tiny", "yolo-end2end-tiny"] {
         let (mut detector, _) = yolo(&tiny(model)).unwrap();
         assert_eq!(detector.labels().as_ref(), ["red", "green"]);
         assert_eq!(detector.input().size, frame);
@@ -172,11 +143,7 @@ fn yolo_graphs_of_every_layout_agree_with_the_python_reference() {
             let Some(batch) = image(&name) else { continue };
             let found = detector.detect(&batch, 0.3).unwrap().remove(0).unwrap();
             // The reference suppresses nothing where the graph does it itself.
-            let found = if model == "yolo-end2end-tiny" {
-                found
-            } else {
-                select(&found, &rule, frame, 1.0)
-            };
+            let found = if model == "yolo-end2end-tiny" { found } else { select(&found, &rule, frame, 1.0) };
             assert_detections(&found, &expected["detections"], &format!("{model}, {name}"));
         }
     }
@@ -190,21 +157,13 @@ fn an_image_in_a_batch_gives_what_it_gives_alone() {
     let (mut vectors, _) = embedder(&root(".demo/models/efficientnet-lite0")).unwrap();
     let together = detector.detect(&one_batch(&names), 0.05).unwrap();
     for (name, found) in names.iter().zip(together) {
-        assert_eq!(
-            found.unwrap(),
-            detector.detect(&image(name).unwrap(), 0.05).unwrap().remove(0).unwrap()
-        );
+        assert_eq!(found.unwrap(), detector.detect(&image(name).unwrap(), 0.05).unwrap().remove(0).unwrap());
     }
-    let batch = Array4::from_shape_fn((3, 3, 224, 224), |(i, c, y, x)| {
-        ((i * 7 + c * 5 + y * 3 + x) % 11) as f32 / 11.0
-    });
+    let batch =
+        Array4::from_shape_fn((3, 3, 224, 224), |(i, c, y, x)| ((i * 7 + c * 5 + y * 3 + x) % 11) as f32 / 11.0);
     let together = vectors.embed(&batch).unwrap();
     for (i, vector) in together.into_iter().enumerate() {
-        let alone = vectors
-            .embed(&batch.slice(s![i..=i, .., .., ..]).to_owned())
-            .unwrap()
-            .remove(0)
-            .unwrap();
+        let alone = vectors.embed(&batch.slice(s![i..=i, .., .., ..]).to_owned()).unwrap().remove(0).unwrap();
         assert!(cosine(&vector.unwrap(), &alone) > 0.999_99);
     }
 }
@@ -226,30 +185,16 @@ fn nan_fails_its_image_and_no_other() {
 fn a_graph_of_one_image_takes_none_one_and_not_two() {
     let (mut detector, _) = yolo(&tiny("yolo-fixed-batch1-tiny")).unwrap();
     assert_eq!(detector.fixed_batch(), Some(1));
-    assert!(
-        detector
-            .detect(&Array4::zeros((0, 3, TINY_SIDE, TINY_SIDE)), 0.3)
-            .unwrap()
-            .is_empty()
-    );
-    assert!(matches!(
-        detector.detect(&one_batch(&["red", "white"]), 0.3),
-        Err(ModelError::Failed(_))
-    ));
+    assert!(detector.detect(&Array4::zeros((0, 3, TINY_SIDE, TINY_SIDE)), 0.3).unwrap().is_empty());
+    assert!(matches!(detector.detect(&one_batch(&["red", "white"]), 0.3), Err(ModelError::Failed(_))));
 }
 
 #[test]
 fn tokens_are_fed_and_pooled_as_the_hub_files_say() {
     let (mut model, _) = embedder(&tiny("tiny-tokens")).unwrap();
     let input = model.input().clone();
-    assert_eq!(
-        (input.size, input.fit),
-        (Size::new(28, 28), Fit::Center { resize_shortest_px: 32 })
-    );
-    assert_eq!(
-        (input.filter, input.mean, input.std),
-        (Filter::Bicubic, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-    );
+    assert_eq!((input.size, input.fit), (Size::new(28, 28), Fit::Center { resize_shortest_px: 32 }));
+    assert_eq!((input.filter, input.mean, input.std), (Filter::Bicubic, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]));
     let folder = tempfile::tempdir().unwrap();
     for file in ["model.onnx", "preprocessor_config.json"] {
         fs::copy(tiny("tiny-tokens").join(file), folder.path().join(file)).unwrap();
@@ -265,12 +210,7 @@ fn tokens_are_fed_and_pooled_as_the_hub_files_say() {
         let batch = Array4::from_shape_fn((1, 3, 28, 28), |(_, c, y, x)| {
             (pixels[[0, c, y + 2, x + 2]] - input.mean[c]) / input.std[c]
         });
-        let tokens: Vec<Vec<f32>> = expected["last_hidden_state"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(floats)
-            .collect();
+        let tokens: Vec<Vec<f32>> = expected["last_hidden_state"].as_array().unwrap().iter().map(floats).collect();
         let average: Vec<f32> = (0..8).map(|d| tokens.iter().map(|t| t[d]).sum::<f32>() / 5.0).collect();
         let of = |model: &mut VectorModel| model.embed(&batch).unwrap().remove(0).unwrap();
         assert!(close(&of(&mut model), &floats(&expected["pooler_output"])), "{name}");
@@ -320,26 +260,14 @@ fn a_trained_detector_finds_the_people_and_the_bus_in_both_layouts() {
     for (a, b) in found[0].iter().zip(&found[1]) {
         assert_eq!(a.class_index, b.class_index);
         // Objectness times class is rounded in the graph or here.
-        assert!(
-            (a.score - b.score).abs() < 1e-5 && a.bbox.iou(b.bbox) > 0.9999,
-            "{a:?} {b:?}"
-        );
+        assert!((a.score - b.score).abs() < 1e-5 && a.bbox.iou(b.bbox) > 0.9999, "{a:?} {b:?}");
     }
-    let rule = Selection {
-        box_threshold: 0.3,
-        nms_iou: 0.45,
-        keep: Keep::All,
-        on_empty: OnEmpty::Skip,
-    };
+    let rule = Selection { box_threshold: 0.3, nms_iou: 0.45, keep: Keep::All, on_empty: OnEmpty::Skip };
     let kept = select(&found[0], &rule, Size::new(416, 416), 1.0);
     let classes: Vec<usize> = kept.iter().map(|d| d.class_index).collect();
     assert_eq!(classes, [0, 0, 5, 0]);
     let best = sides(kept[0].bbox);
-    let photo: Vec<f32> = best
-        .iter()
-        .zip([0, 1, 0, 1])
-        .map(|(v, axis)| (v - offset[axis] as f32) / scale)
-        .collect();
+    let photo: Vec<f32> = best.iter().zip([0, 1, 0, 1]).map(|(v, axis)| (v - offset[axis] as f32) / scale).collect();
     for (found, expected) in photo.iter().zip([46.0, 407.0, 210.0, 891.0]) {
         assert!((found - expected).abs() < 4.0, "{photo:?}");
     }
@@ -349,10 +277,7 @@ fn a_trained_detector_finds_the_people_and_the_bus_in_both_layouts() {
 fn a_terminated_session_answers_terminated() {
     let (mut detector, _) = yolo(&tiny("yolo-v8-tiny")).unwrap();
     detector.terminator().terminate();
-    assert!(matches!(
-        detector.detect(&one_batch(&["red"]), 0.3),
-        Err(ModelError::Terminated)
-    ));
+    assert!(matches!(detector.detect(&one_batch(&["red"]), 0.3), Err(ModelError::Terminated)));
 }
 
 #[test]

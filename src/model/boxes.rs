@@ -15,10 +15,7 @@ pub fn select(detections: &[Detection], rule: &Selection, image: Size, min_side_
     let mut sound: Vec<Detection> = detections
         .iter()
         .filter(|d| d.score > rule.box_threshold)
-        .map(|d| Detection {
-            bbox: d.bbox.clipped(image),
-            ..d.clone()
-        })
+        .map(|d| Detection { bbox: d.bbox.clipped(image), ..d.clone() })
         .filter(|d| d.bbox.is_sound(min_side_px))
         .collect();
     sound.sort_by(|a, b| b.score.total_cmp(&a.score));
@@ -51,20 +48,11 @@ mod tests {
     const IMAGE: Size = Size::new(100, 80);
 
     fn rule(box_threshold: f32, nms_iou: f32, keep: Keep) -> Selection {
-        Selection {
-            box_threshold,
-            nms_iou,
-            keep,
-            on_empty: OnEmpty::Skip,
-        }
+        Selection { box_threshold, nms_iou, keep, on_empty: OnEmpty::Skip }
     }
 
     fn detection(x0: f32, y0: f32, x1: f32, y1: f32, class_index: usize, score: f32) -> Detection {
-        Detection {
-            bbox: BoxPx { x0, y0, x1, y1 },
-            class_index,
-            score,
-        }
+        Detection { bbox: BoxPx { x0, y0, x1, y1 }, class_index, score }
     }
 
     #[test]
@@ -75,19 +63,14 @@ mod tests {
             detection(10.0, 10.0, 50.0, 50.0, 1, 0.5),
             detection(60.0, 10.0, 90.0, 50.0, 0, 0.4),
         ];
-        let scores: Vec<f32> = select(&found, &rule(0.3, 0.45, Keep::All), IMAGE, 1.0)
-            .iter()
-            .map(|d| d.score)
-            .collect();
+        let scores: Vec<f32> =
+            select(&found, &rule(0.3, 0.45, Keep::All), IMAGE, 1.0).iter().map(|d| d.score).collect();
         assert_eq!(scores, [0.9, 0.5, 0.4]);
     }
 
     #[test]
     fn a_score_at_the_threshold_is_not_above_it() {
-        let found = [
-            detection(0.0, 0.0, 9.0, 9.0, 0, 0.25),
-            detection(20.0, 0.0, 29.0, 9.0, 0, 0.250_001),
-        ];
+        let found = [detection(0.0, 0.0, 9.0, 9.0, 0, 0.25), detection(20.0, 0.0, 29.0, 9.0, 0, 0.250_001)];
         assert_eq!(select(&found, &rule(0.25, 0.5, Keep::All), IMAGE, 1.0).len(), 1);
     }
 
@@ -102,38 +85,17 @@ mod tests {
             detection(40.0, 40.0, 60.0, f32::INFINITY, 0, 0.4),
         ];
         let kept = select(&found, &rule(0.3, 0.5, Keep::All), IMAGE, 1.0);
-        assert_eq!(
-            kept[0].bbox,
-            BoxPx {
-                x0: 0.0,
-                y0: 0.0,
-                x1: 20.0,
-                y1: 20.0
-            }
-        );
+        assert_eq!(kept[0].bbox, BoxPx { x0: 0.0, y0: 0.0, x1: 20.0, y1: 20.0 });
         // Infinity is clipped like any other edge outside.
-        assert_eq!(
-            kept[1].bbox,
-            BoxPx {
-                x0: 40.0,
-                y0: 40.0,
-                x1: 60.0,
-                y1: 80.0
-            }
-        );
+        assert_eq!(kept[1].bbox, BoxPx { x0: 40.0, y0: 40.0, x1: 60.0, y1: 80.0 });
         assert_eq!(kept.len(), 2);
     }
 
     #[test]
     fn equal_scores_keep_the_order_of_the_input() {
-        let found = [
-            detection(0.0, 0.0, 9.0, 9.0, 3, 0.5),
-            detection(20.0, 0.0, 29.0, 9.0, 1, 0.5),
-        ];
-        let classes: Vec<usize> = select(&found, &rule(0.3, 0.5, Keep::All), IMAGE, 1.0)
-            .iter()
-            .map(|d| d.class_index)
-            .collect();
+        let found = [detection(0.0, 0.0, 9.0, 9.0, 3, 0.5), detection(20.0, 0.0, 29.0, 9.0, 1, 0.5)];
+        let classes: Vec<usize> =
+            select(&found, &rule(0.3, 0.5, Keep::All), IMAGE, 1.0).iter().map(|d| d.class_index).collect();
         assert_eq!(classes, [3, 1]);
     }
 
@@ -144,10 +106,8 @@ mod tests {
             detection(11.0, 10.0, 51.0, 50.0, 0, 0.8),
             detection(60.0, 10.0, 90.0, 50.0, 0, 0.4),
         ];
-        let scores: Vec<f32> = select(&found, &rule(0.3, 0.5, Keep::Best(2)), IMAGE, 1.0)
-            .iter()
-            .map(|d| d.score)
-            .collect();
+        let scores: Vec<f32> =
+            select(&found, &rule(0.3, 0.5, Keep::Best(2)), IMAGE, 1.0).iter().map(|d| d.score).collect();
         assert_eq!(scores, [0.9, 0.4]);
     }
 

@@ -201,15 +201,7 @@ mod tests {
         assert!(text.contains("mean"), "{text}");
         let text = Card::parse("[input]\nresize = \"cubic\"\n").unwrap_err();
         assert!(text.contains("resize") && text.contains("bicubic"), "{text}");
-        assert!(
-            Card::parse("[input]\nwidth = 3\n")
-                .unwrap_err()
-                .contains("belong together")
-        );
-        assert!(
-            Card::parse("[input]\nstd = [0.0, 1.0, 1.0]\n")
-                .unwrap_err()
-                .contains("std")
-        );
+        assert!(Card::parse("[input]\nwidth = 3\n").unwrap_err().contains("belong together"));
+        assert!(Card::parse("[input]\nstd = [0.0, 1.0, 1.0]\n").unwrap_err().contains("std"));
     }
 }

@@ -11,12 +11,7 @@ use crate::config::Device;
 use crate::error::Error;
 
 /// One of these is there where an NVIDIA driver is loaded; the last is WSL's.
-const DRIVER_SIGNS: [&str; 4] = [
-    "/dev/nvidiactl",
-    "/dev/nvidia0",
-    "/proc/driver/nvidia/version",
-    "/dev/dxg",
-];
+const DRIVER_SIGNS: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg"];
 
 /// What the runtime library loads for CUDA, from beside itself.
 const PROVIDER_LIBRARIES: [&str; 2] = ["libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so"];
@@ -38,19 +33,11 @@ pub struct EffectiveDevice {
 impl EffectiveDevice {
     /// The CPU.
     pub fn cpu(note: Option<String>) -> Self {
-        Self {
-            word: "cpu".to_owned(),
-            note,
-            cuda: None,
-        }
+        Self { word: "cpu".to_owned(), note, cuda: None }
     }
 
     fn cuda(number: u32) -> Self {
-        Self {
-            word: format!("cuda:{number}"),
-            note: None,
-            cuda: Some(number),
-        }
+        Self { word: format!("cuda:{number}"), note: None, cuda: Some(number) }
     }
 }
 
@@ -66,11 +53,8 @@ pub fn choose(runtime: &Runtime, wanted: Device) -> Result<EffectiveDevice, Erro
             Err(why) => Err(Error::StartUp(format!("cuda:{number} cannot be used: {why}"))),
         },
         Device::Auto => {
-            let outcome = if has_driver() {
-                try_cuda(runtime, 0)
-            } else {
-                Err("no NVIDIA driver on this machine".to_owned())
-            };
+            let outcome =
+                if has_driver() { try_cuda(runtime, 0) } else { Err("no NVIDIA driver on this machine".to_owned()) };
             Ok(match outcome {
                 Ok(()) => EffectiveDevice::cuda(0),
                 Err(why) => EffectiveDevice::cpu(Some(format!("using the CPU, many times slower than a GPU: {why}"))),
@@ -143,11 +127,7 @@ fn explain(text: &str, library: &Path) -> String {
             library.display()
         );
     }
-    let driver = if has_driver() {
-        ""
-    } else {
-        "; there is no NVIDIA driver on this machine"
-    };
+    let driver = if has_driver() { "" } else { "; there is no NVIDIA driver on this machine" };
     format!("the runtime says: {}{driver}", text.trim())
 }
 
@@ -157,10 +137,7 @@ mod tests {
 
     #[test]
     fn a_library_without_cuda_is_named_with_the_remedy() {
-        let text = explain(
-            "CUDA execution provider is not enabled in this build. ",
-            Path::new("/r/libonnxruntime.so"),
-        );
+        let text = explain("CUDA execution provider is not enabled in this build. ", Path::new("/r/libonnxruntime.so"));
         assert!(text.contains("built without CUDA: /r/libonnxruntime.so"), "{text}");
         assert!(text.contains("scripts/fetch-runtime.sh --cuda"), "{text}");
     }
@@ -179,10 +156,8 @@ mod tests {
 
     #[test]
     fn other_words_are_passed_on() {
-        let text = explain(
-            "CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version",
-            Path::new("/r"),
-        );
+        let text =
+            explain("CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version", Path::new("/r"));
         assert!(text.contains("driver version is insufficient"), "{text}");
     }
 }

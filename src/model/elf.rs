@@ -68,21 +68,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let whole = fs::read(std::env::current_exe().unwrap()).unwrap();
         let path = dir.path().join("x");
-        for (len, cut_short) in [
-            (whole.len(), false),
-            (whole.len() / 4, true),
-            (70, true),
-            (10, false),
-            (0, false),
-        ] {
+        for (len, cut_short) in [(whole.len(), false), (whole.len() / 4, true), (70, true), (10, false), (0, false)] {
             fs::write(&path, &whole[..len]).unwrap();
             assert_eq!(is_cut_short(&path).unwrap(), cut_short, "{len} of {}", whole.len());
         }
-        fs::write(
-            &path,
-            "a text that is longer than the header of an ELF file, and no ELF file at all",
-        )
-        .unwrap();
+        fs::write(&path, "a text that is longer than the header of an ELF file, and no ELF file at all").unwrap();
         assert!(!is_cut_short(&path).unwrap());
     }
 }

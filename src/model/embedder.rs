@@ -19,15 +19,8 @@ use crate::row::{RowCode, RowError};
 pub const ADAPTER_VERSION: u32 = 1;
 
 /// Names that exporters give to a pooled vector, the most specific first.
-const VECTOR_NAMES: [&str; 7] = [
-    "image_embeds",
-    "pooler_output",
-    "embedding",
-    "embeddings",
-    "image_embedding",
-    "sentence_embedding",
-    "features",
-];
+const VECTOR_NAMES: [&str; 7] =
+    ["image_embeds", "pooler_output", "embedding", "embeddings", "image_embedding", "sentence_embedding", "features"];
 
 /// The name of a transformer's tokens.
 const TOKENS_NAME: &str = "last_hidden_state";
@@ -69,17 +62,7 @@ impl VectorModel {
         let dim = dim_of(&graph.outputs[output].dims, pooling);
         let note = graph.settle_batch(input.size, output)?;
         let normalize = config.normalize.or(card.embedder.normalize).unwrap_or(false);
-        Ok((
-            Self {
-                graph,
-                input,
-                output,
-                pooling,
-                dim,
-                normalize,
-            },
-            note,
-        ))
+        Ok((Self { graph, input, output, pooling, dim, normalize }, note))
     }
 }
 
@@ -119,14 +102,8 @@ fn input_of(graph: &Graph, files: &ModelFiles, card: &Card, config: &EmbedConfig
     let said = files.companion(PREPROCESSOR);
     let base = said.map(preprocessor::read).transpose()?.unwrap_or_default();
     let mut draft: Draft = base.overlaid(card)?;
-    draft.size = graph.settle_size(
-        draft.size,
-        if card.input.width.is_some() {
-            "croprow.toml"
-        } else {
-            PREPROCESSOR
-        },
-    )?;
+    draft.size =
+        graph.settle_size(draft.size, if card.input.width.is_some() { "croprow.toml" } else { PREPROCESSOR })?;
     let input = draft.finished().map_err(|missing| {
         graph.refuse(format!(
             "nothing says how it is fed ({} missing): put its preprocessor_config.json beside it, or croprow.toml with, \
@@ -148,10 +125,8 @@ fn input_of(graph: &Graph, files: &ModelFiles, card: &Card, config: &EmbedConfig
 /// The output that holds the vector, and how it is pooled: what the card says, else by name and rank.
 fn choose(outputs: &[OutputPort], card: &EmbedderCard) -> Result<(usize, Pooling), String> {
     if let Some(name) = &card.output {
-        let index = outputs
-            .iter()
-            .position(|o| &o.name == name)
-            .ok_or_else(|| format!("no output is called {name}"))?;
+        let index =
+            outputs.iter().position(|o| &o.name == name).ok_or_else(|| format!("no output is called {name}"))?;
         return pooling_of(&outputs[index], card.pooling).map(|pooling| (index, pooling));
     }
     let usable: Vec<(usize, Pooling)> = outputs
@@ -164,16 +139,10 @@ fn choose(outputs: &[OutputPort], card: &EmbedderCard) -> Result<(usize, Pooling
         let mut those = usable.iter().copied().filter(|(i, _)| outputs[*i].dims.len() == rank);
         those.next().filter(|_| those.next().is_none())
     };
-    let vector = VECTOR_NAMES
-        .iter()
-        .find_map(|name| named(name).filter(|(i, _)| outputs[*i].dims.len() == 2));
+    let vector = VECTOR_NAMES.iter().find_map(|name| named(name).filter(|(i, _)| outputs[*i].dims.len() == 2));
     let has_rank = |rank: usize| usable.iter().any(|(i, _)| outputs[*i].dims.len() == rank);
     let chosen = vector.or_else(|| {
-        if has_rank(2) {
-            ranked(2)
-        } else {
-            named(TOKENS_NAME).or_else(|| ranked(3)).or_else(|| ranked(4))
-        }
+        if has_rank(2) { ranked(2) } else { named(TOKENS_NAME).or_else(|| ranked(3)).or_else(|| ranked(4)) }
     });
     chosen.ok_or_else(|| "no output that is clearly the vector".to_owned())
 }
@@ -198,10 +167,7 @@ fn pooling_of(output: &OutputPort, wanted: Option<Pooling>) -> Result<Pooling, S
     if fits {
         Ok(pooling)
     } else {
-        Err(format!(
-            "output {} of rank {rank} does not fit pooling {pooling:?}",
-            output.name
-        ))
+        Err(format!("output {} of rank {rank} does not fit pooling {pooling:?}", output.name))
     }
 }
 
@@ -236,10 +202,7 @@ fn finished(mut vector: Vec<f32>, normalize: bool) -> Result<Vec<f32>, RowError>
     }
     let norm = vector.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
     if norm == 0.0 {
-        return Err(RowError::new(
-            RowCode::NanOutput,
-            "the embedder gave a vector of zeros for this image",
-        ));
+        return Err(RowError::new(RowCode::NanOutput, "the embedder gave a vector of zeros for this image"));
     }
     if normalize {
         for v in &mut vector {
@@ -256,17 +219,11 @@ mod tests {
     use super::*;
 
     fn output(name: &str, dims: &[i64]) -> OutputPort {
-        OutputPort {
-            name: name.to_owned(),
-            is_f32: true,
-            dims: dims.to_vec(),
-        }
+        OutputPort { name: name.to_owned(), is_f32: true, dims: dims.to_vec() }
     }
 
     fn chosen(outputs: &[OutputPort]) -> Option<(&str, Pooling)> {
-        choose(outputs, &EmbedderCard::default())
-            .ok()
-            .map(|(i, p)| (outputs[i].name.as_str(), p))
+        choose(outputs, &EmbedderCard::default()).ok().map(|(i, p)| (outputs[i].name.as_str(), p))
     }
 
     #[test]
@@ -297,25 +254,10 @@ mod tests {
     #[test]
     fn the_card_names_the_output_and_is_checked() {
         let outputs = [output("tokens", &[1, 257, 384]), output("logits", &[1, 10])];
-        let card = |output: &str, pooling| EmbedderCard {
-            output: Some(output.to_owned()),
-            pooling,
-            normalize: None,
-        };
-        assert_eq!(
-            choose(&outputs, &card("tokens", Some(Pooling::Mean))),
-            Ok((0, Pooling::Mean))
-        );
-        assert!(
-            choose(&outputs, &card("tokens", Some(Pooling::Vector)))
-                .unwrap_err()
-                .contains("rank 3")
-        );
-        assert!(
-            choose(&outputs, &card("token", None))
-                .unwrap_err()
-                .contains("no output is called token")
-        );
+        let card = |output: &str, pooling| EmbedderCard { output: Some(output.to_owned()), pooling, normalize: None };
+        assert_eq!(choose(&outputs, &card("tokens", Some(Pooling::Mean))), Ok((0, Pooling::Mean)));
+        assert!(choose(&outputs, &card("tokens", Some(Pooling::Vector))).unwrap_err().contains("rank 3"));
+        assert!(choose(&outputs, &card("token", None)).unwrap_err().contains("no output is called token"));
         let mut half = outputs.clone();
         half[0].is_f32 = false;
         assert!(choose(&half, &card("tokens", None)).unwrap_err().contains("not f32"));
@@ -326,12 +268,7 @@ mod tests {
         let tokens = arr2(&[[1.0, 2.0, 3.0], [3.0, 4.0, 8.0]]).into_dyn();
         assert_eq!(pooled(tokens.view(), Pooling::Cls), [1.0, 2.0, 3.0]);
         assert_eq!(pooled(tokens.view(), Pooling::Mean), [2.0, 3.0, 5.5]);
-        let map = arr3(&[
-            [[1.0, 2.0], [3.0, 6.0]],
-            [[0.0, 0.0], [0.0, 4.0]],
-            [[1.0, 1.0], [1.0, 1.0]],
-        ])
-        .into_dyn();
+        let map = arr3(&[[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [0.0, 4.0]], [[1.0, 1.0], [1.0, 1.0]]]).into_dyn();
         assert_eq!(pooled(map.view(), Pooling::Mean), [3.0, 1.0, 1.0]);
         assert_eq!(pooled(arr1(&[1.0, 2.0]).into_dyn().view(), Pooling::Vector), [1.0, 2.0]);
     }

@@ -35,10 +35,7 @@ pub struct ModelFiles {
 impl ModelFiles {
     /// The companion of that file name.
     pub fn companion(&self, name: &str) -> Option<&Path> {
-        self.companions
-            .iter()
-            .map(PathBuf::as_path)
-            .find(|p| p.file_name().is_some_and(|n| n == name))
+        self.companions.iter().map(PathBuf::as_path).find(|p| p.file_name().is_some_and(|n| n == name))
     }
 }
 
@@ -120,11 +117,7 @@ fn content_digest(path: &Path, cache: &mut dyn DigestCache) -> io::Result<String
 }
 
 fn stamp_of(meta: &fs::Metadata) -> FileStamp {
-    let since = meta
-        .modified()
-        .ok()
-        .and_then(|t| t.duration_since(UNIX_EPOCH).ok())
-        .unwrap_or_default();
+    let since = meta.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
     FileStamp {
         size_bytes: i64::try_from(meta.len()).unwrap_or(i64::MAX),
         mtime_ns: i64::try_from(since.as_nanos()).unwrap_or(i64::MAX),
@@ -132,13 +125,11 @@ fn stamp_of(meta: &fs::Metadata) -> FileStamp {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(2 * bytes.len()), |mut out, byte| {
-            // Writing to a String cannot fail.
-            let _ = write!(out, "{byte:02x}");
-            out
-        })
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut out, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
 }
 
 fn graph_in(folder: &Path) -> Result<PathBuf, Error> {
@@ -155,15 +146,9 @@ fn graph_in(folder: &Path) -> Result<PathBuf, Error> {
         [] => {
             let export = names.iter().any(|n| is_checkpoint(Path::new(n)));
             let advice = if export { "; export the model to ONNX first" } else { "" };
-            Err(unusable(
-                folder,
-                &format!("no model.onnx in this folder, there is {}{advice}", listed(&names)),
-            ))
+            Err(unusable(folder, &format!("no model.onnx in this folder, there is {}{advice}", listed(&names))))
         }
-        _ => Err(unusable(
-            folder,
-            &format!("more than one model in this folder, name one of {}", listed(&graphs)),
-        )),
+        _ => Err(unusable(folder, &format!("more than one model in this folder, name one of {}", listed(&graphs)))),
     }
 }
 
@@ -188,29 +173,13 @@ fn listed<S: AsRef<str>>(names: &[S]) -> String {
 }
 
 fn is_checkpoint(path: &Path) -> bool {
-    const OTHERS: [&str; 10] = [
-        "pt",
-        "pth",
-        "safetensors",
-        "ckpt",
-        "bin",
-        "h5",
-        "tflite",
-        "engine",
-        "plan",
-        "weights",
-    ];
-    path.extension()
-        .and_then(|e| e.to_str())
-        .is_some_and(|e| OTHERS.contains(&e.to_ascii_lowercase().as_str()))
+    const OTHERS: [&str; 10] = ["pt", "pth", "safetensors", "ckpt", "bin", "h5", "tflite", "engine", "plan", "weights"];
+    path.extension().and_then(|e| e.to_str()).is_some_and(|e| OTHERS.contains(&e.to_ascii_lowercase().as_str()))
 }
 
 fn check_graph(path: &Path) -> Result<(), Error> {
     if is_checkpoint(path) {
-        return Err(unusable(
-            path,
-            "these are weights of another framework: export the model to ONNX first",
-        ));
+        return Err(unusable(path, "these are weights of another framework: export the model to ONNX first"));
     }
     if path.extension().is_none_or(|e| !e.eq_ignore_ascii_case("onnx")) {
         return Err(unusable(path, "not an .onnx file"));
@@ -226,10 +195,7 @@ fn check_content(path: &Path) -> Result<(), Error> {
         return Err(unusable(path, "the file is empty; fetch it again"));
     }
     if head == LFS_POINTER {
-        return Err(unusable(
-            path,
-            "this is a Git LFS pointer and not the content; run `git lfs pull` in its folder",
-        ));
+        return Err(unusable(path, "this is a Git LFS pointer and not the content; run `git lfs pull` in its folder"));
     }
     Ok(())
 }
@@ -301,10 +267,7 @@ mod tests {
         ]);
         let files = locate(dir.path()).unwrap();
         assert_eq!(files.onnx, dir.path().join("model.onnx"));
-        assert_eq!(
-            files.companions,
-            [dir.path().join("croprow.toml"), dir.path().join("model.onnx_data")]
-        );
+        assert_eq!(files.companions, [dir.path().join("croprow.toml"), dir.path().join("model.onnx_data")]);
     }
 
     #[test]
@@ -312,10 +275,7 @@ mod tests {
         let dir = folder(&[("onnx/model.onnx", b"g"), ("preprocessor_config.json", b"{}")]);
         let files = locate(dir.path()).unwrap();
         assert_eq!(files.onnx, dir.path().join("onnx/model.onnx"));
-        assert_eq!(
-            files.companion(PREPROCESSOR),
-            Some(dir.path().join("preprocessor_config.json").as_path())
-        );
+        assert_eq!(files.companion(PREPROCESSOR), Some(dir.path().join("preprocessor_config.json").as_path()));
     }
 
     #[test]
@@ -330,10 +290,7 @@ mod tests {
     fn a_folder_without_a_graph_is_refused_with_what_is_there() {
         let dir = folder(&[("model.safetensors", b"w"), ("config.json", b"{}")]);
         let text = refusal(dir.path());
-        assert!(
-            text.contains("there is config.json, model.safetensors; export the model to ONNX first"),
-            "{text}"
-        );
+        assert!(text.contains("there is config.json, model.safetensors; export the model to ONNX first"), "{text}");
         assert!(text.contains(&dir.path().display().to_string()), "{text}");
     }
 
@@ -341,10 +298,7 @@ mod tests {
     fn files_that_cannot_be_a_graph_are_refused_with_the_remedy() {
         let dir = folder(&[
             ("empty.onnx", b""),
-            (
-                "lfs.onnx",
-                b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
-            ),
+            ("lfs.onnx", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
             ("best.pt", b"PK"),
             ("notes.txt", b"n"),
         ]);
@@ -362,10 +316,7 @@ mod tests {
 
     #[test]
     fn a_git_lfs_pointer_in_place_of_the_weights_is_refused() {
-        let dir = folder(&[
-            ("model.onnx", b"g"),
-            ("model.onnx.data", b"version https://git-lfs.github.com/spec/v1\n"),
-        ]);
+        let dir = folder(&[("model.onnx", b"g"), ("model.onnx.data", b"version https://git-lfs.github.com/spec/v1\n")]);
         assert!(refusal(dir.path()).contains("model.onnx.data: this is a Git LFS pointer"));
     }
 
@@ -382,19 +333,13 @@ mod tests {
 
     impl DigestCache for Memory {
         fn get(&mut self, path: &Path, stamp: FileStamp) -> Option<String> {
-            let found = self
-                .known
-                .get(&(path.to_path_buf(), stamp.size_bytes, stamp.mtime_ns))
-                .cloned();
+            let found = self.known.get(&(path.to_path_buf(), stamp.size_bytes, stamp.mtime_ns)).cloned();
             self.hits += usize::from(found.is_some());
             found
         }
 
         fn put(&mut self, path: &Path, stamp: FileStamp, digest: &str) {
-            self.known.insert(
-                (path.to_path_buf(), stamp.size_bytes, stamp.mtime_ns),
-                digest.to_owned(),
-            );
+            self.known.insert((path.to_path_buf(), stamp.size_bytes, stamp.mtime_ns), digest.to_owned());
         }
     }
 
@@ -422,9 +367,6 @@ mod tests {
 
     #[test]
     fn the_digest_of_content_is_plain_sha256() {
-        assert_eq!(
-            hex(&Sha256::digest(b"abc")),
-            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-        );
+        assert_eq!(hex(&Sha256::digest(b"abc")), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     }
 }

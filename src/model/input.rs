@@ -41,21 +41,11 @@ impl Draft {
     /// # Errors
     /// The keys of `[input]` that are still missing.
     pub(super) fn finished(self) -> Result<ImageInput, Vec<&'static str>> {
-        let Self {
-            size,
-            filter,
-            fit,
-            mean,
-            std,
-        } = self;
+        let Self { size, filter, fit, mean, std } = self;
         match (size, filter, mean, std) {
-            (Some(size), Some(filter), Some(mean), Some(std)) => Ok(ImageInput {
-                size,
-                filter,
-                fit: fit.unwrap_or(Fit::Squash),
-                mean,
-                std,
-            }),
+            (Some(size), Some(filter), Some(mean), Some(std)) => {
+                Ok(ImageInput { size, filter, fit: fit.unwrap_or(Fit::Squash), mean, std })
+            }
             _ => Err([
                 (size.is_none(), "width, height"),
                 (filter.is_none(), "resize"),
@@ -81,9 +71,7 @@ fn fit(input: &InputCard, base: Option<Fit>) -> Result<Option<Fit>, &'static str
     let chosen = match input.crop_fit {
         None => base,
         Some(CropFit::Squash) => Some(Fit::Squash),
-        Some(CropFit::Pad) => Some(Fit::Pad {
-            fill: base_fill.unwrap_or(PAD_FILL_DEFAULT),
-        }),
+        Some(CropFit::Pad) => Some(Fit::Pad { fill: base_fill.unwrap_or(PAD_FILL_DEFAULT) }),
         Some(CropFit::Center) => {
             let resize_shortest_px = input
                 .resize_shortest
@@ -109,9 +97,7 @@ pub(super) fn with_crop_fit(input: ImageInput, crop_fit: CropFit) -> ImageInput 
         (CropFit::Pad, Fit::Pad { fill }) => Fit::Pad { fill },
         (CropFit::Pad, _) => Fit::Pad { fill: PAD_FILL_DEFAULT },
         (CropFit::Center, own @ Fit::Center { .. }) => own,
-        (CropFit::Center, _) => Fit::Center {
-            resize_shortest_px: input.size.width_px.max(input.size.height_px),
-        },
+        (CropFit::Center, _) => Fit::Center { resize_shortest_px: input.size.width_px.max(input.size.height_px) },
     };
     ImageInput { fit, ..input }
 }
@@ -127,19 +113,14 @@ mod tests {
     use super::*;
 
     fn card(input: InputCard) -> Card {
-        Card {
-            input,
-            ..Card::default()
-        }
+        Card { input, ..Card::default() }
     }
 
     fn base() -> Draft {
         Draft {
             size: Some(Size::new(224, 224)),
             filter: Some(Filter::Bicubic),
-            fit: Some(Fit::Center {
-                resize_shortest_px: 256,
-            }),
+            fit: Some(Fit::Center { resize_shortest_px: 256 }),
             mean: Some([0.5; 3]),
             std: Some([0.5; 3]),
         }
@@ -147,11 +128,7 @@ mod tests {
 
     #[test]
     fn a_card_overrides_key_by_key() {
-        let input = InputCard {
-            crop_fit: Some(CropFit::Squash),
-            mean: Some([0.0; 3]),
-            ..InputCard::default()
-        };
+        let input = InputCard { crop_fit: Some(CropFit::Squash), mean: Some([0.0; 3]), ..InputCard::default() };
         let done = base().overlaid(&card(input)).unwrap().finished().unwrap();
         assert_eq!((done.fit, done.mean, done.std), (Fit::Squash, [0.0; 3], [0.5; 3]));
         assert_eq!(base().overlaid(&card(InputCard::default())).unwrap(), base());
@@ -160,42 +137,24 @@ mod tests {
     #[test]
     fn keys_that_do_not_go_together_are_refused() {
         let refused = |draft: Draft, input: InputCard| draft.overlaid(&card(input)).unwrap_err().to_string();
-        let fill = InputCard {
-            pad_fill: Some(114),
-            ..InputCard::default()
-        };
+        let fill = InputCard { pad_fill: Some(114), ..InputCard::default() };
         assert!(refused(base(), fill).contains("pad_fill needs"));
-        let center = InputCard {
-            crop_fit: Some(CropFit::Center),
-            ..InputCard::default()
-        };
+        let center = InputCard { crop_fit: Some(CropFit::Center), ..InputCard::default() };
         assert!(refused(Draft::default(), center).contains("needs resize_shortest"));
-        let short = InputCard {
-            resize_shortest: Some(256),
-            ..InputCard::default()
-        };
+        let short = InputCard { resize_shortest: Some(256), ..InputCard::default() };
         assert!(refused(Draft::default(), short).contains("needs crop_fit"));
     }
 
     #[test]
     fn a_fill_alone_changes_the_fill_of_a_padding_family() {
-        let yolo = Draft {
-            fit: Some(Fit::Pad { fill: 114 }),
-            ..base()
-        };
-        let input = InputCard {
-            pad_fill: Some(128),
-            ..InputCard::default()
-        };
+        let yolo = Draft { fit: Some(Fit::Pad { fill: 114 }), ..base() };
+        let input = InputCard { pad_fill: Some(128), ..InputCard::default() };
         assert_eq!(yolo.overlaid(&card(input)).unwrap().fit, Some(Fit::Pad { fill: 128 }));
     }
 
     #[test]
     fn what_is_missing_is_named() {
-        assert_eq!(
-            Draft::default().finished().unwrap_err(),
-            ["width, height", "resize", "mean", "std"]
-        );
+        assert_eq!(Draft::default().finished().unwrap_err(), ["width, height", "resize", "mean", "std"]);
         assert_eq!(Draft { mean: None, ..base() }.finished().unwrap_err(), ["mean"]);
     }
 
@@ -204,21 +163,8 @@ mod tests {
         let done = base().finished().unwrap();
         assert_eq!(with_crop_fit(done.clone(), CropFit::Pad).fit, Fit::Pad { fill: 0 });
         assert_eq!(with_crop_fit(done.clone(), CropFit::Squash).fit, Fit::Squash);
-        assert_eq!(
-            with_crop_fit(done.clone(), CropFit::Center).fit,
-            Fit::Center {
-                resize_shortest_px: 256
-            }
-        );
-        let squash = ImageInput {
-            fit: Fit::Squash,
-            ..done
-        };
-        assert_eq!(
-            with_crop_fit(squash, CropFit::Center).fit,
-            Fit::Center {
-                resize_shortest_px: 224
-            }
-        );
+        assert_eq!(with_crop_fit(done.clone(), CropFit::Center).fit, Fit::Center { resize_shortest_px: 256 });
+        let squash = ImageInput { fit: Fit::Squash, ..done };
+        assert_eq!(with_crop_fit(squash, CropFit::Center).fit, Fit::Center { resize_shortest_px: 224 });
     }
 }

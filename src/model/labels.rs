@@ -17,10 +17,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<String>, String> {
         let keyed: Result<Vec<_>, String> = object.into_iter().map(|(k, v)| Ok((index(&k)?, v))).collect();
         return in_order(keyed?);
     }
-    Literal {
-        rest: text.chars().peekable(),
-    }
-    .read()
+    Literal { rest: text.chars().peekable() }.read()
 }
 
 fn index(key: &str) -> Result<usize, String> {
@@ -29,11 +26,7 @@ fn index(key: &str) -> Result<usize, String> {
 
 fn in_order(mut keyed: Vec<(usize, String)>) -> Result<Vec<String>, String> {
     keyed.sort_by_key(|(i, _)| *i);
-    match keyed
-        .iter()
-        .enumerate()
-        .find(|(expected, (found, _))| expected != found)
-    {
+    match keyed.iter().enumerate().find(|(expected, (found, _))| expected != found) {
         Some((expected, _)) => Err(format!("the class numbers have a gap or a repetition at {expected}")),
         None => Ok(keyed.into_iter().map(|(_, label)| label).collect()),
     }
@@ -111,19 +104,14 @@ impl Literal<'_> {
             Some('u') => self.code_point(4),
             Some('U') => self.code_point(8),
             Some(c @ ('\\' | '\'' | '"')) => Ok(c),
-            other => Err(format!(
-                "unknown escape \\{}",
-                other.map(String::from).unwrap_or_default()
-            )),
+            other => Err(format!("unknown escape \\{}", other.map(String::from).unwrap_or_default())),
         }
     }
 
     fn code_point(&mut self, digits: usize) -> Result<char, String> {
         let hex: String = self.rest.by_ref().take(digits).collect();
         let value = u32::from_str_radix(&hex, 16).ok().filter(|_| hex.len() == digits);
-        value
-            .and_then(char::from_u32)
-            .ok_or_else(|| format!("bad escape with {hex:?}"))
+        value.and_then(char::from_u32).ok_or_else(|| format!("bad escape with {hex:?}"))
     }
 
     fn skip_space(&mut self) {
@@ -132,9 +120,7 @@ impl Literal<'_> {
 
     fn next_word(&mut self) -> Result<char, String> {
         self.skip_space();
-        self.rest
-            .next()
-            .ok_or_else(|| "the list of labels ends early".to_owned())
+        self.rest.next().ok_or_else(|| "the list of labels ends early".to_owned())
     }
 }
 
@@ -147,14 +133,7 @@ mod tests {
     #[test]
     fn the_dict_of_ultralytics_is_read_with_both_quotes_and_escapes() {
         let text = r#"{0: 'person', 1: "dog's bowl", 2: 'say \'hi\' "now"', 3: 'a\\b', 4: 'caf\xe9 \u2603', 5: '{x: [1]}, y'}"#;
-        let expected = [
-            "person",
-            "dog's bowl",
-            "say 'hi' \"now\"",
-            "a\\b",
-            "café ☃",
-            "{x: [1]}, y",
-        ];
+        let expected = ["person", "dog's bowl", "say 'hi' \"now\"", "a\\b", "café ☃", "{x: [1]}, y"];
         assert_eq!(parse(text).unwrap(), expected);
     }
 
@@ -174,11 +153,8 @@ mod tests {
 
     #[test]
     fn ten_and_more_classes_are_in_the_order_of_numbers() {
-        let text = serde_json::to_string(
-            &(0..12)
-                .map(|i| (i.to_string(), format!("c{i}")))
-                .collect::<BTreeMap<_, _>>(),
-        );
+        let text =
+            serde_json::to_string(&(0..12).map(|i| (i.to_string(), format!("c{i}"))).collect::<BTreeMap<_, _>>());
         assert_eq!(parse(&text.unwrap()).unwrap()[10], "c10");
     }
 

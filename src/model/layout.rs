@@ -30,20 +30,14 @@ impl Layout {
     /// # Errors
     /// No layout fits, or more than one does.
     pub(super) fn guess(rows: usize, columns: usize, classes: usize, end2end: bool) -> Result<Self, String> {
-        let known: &[Self] = if end2end {
-            &[Self::End2End]
-        } else {
-            &[Self::V8, Self::V5, Self::End2End]
-        };
+        let known: &[Self] = if end2end { &[Self::End2End] } else { &[Self::V8, Self::V5, Self::End2End] };
         let mut fitting = known.iter().copied().filter(|l| l.fits(rows, columns, classes));
         match (fitting.next(), fitting.next()) {
             (Some(only), None) => Ok(only),
-            (None, _) => Err(format!(
-                "no known layout has shape [b, {rows}, {columns}] with {classes} classes"
-            )),
-            (Some(_), Some(_)) => Err(format!(
-                "more than one layout has shape [b, {rows}, {columns}] with {classes} classes"
-            )),
+            (None, _) => Err(format!("no known layout has shape [b, {rows}, {columns}] with {classes} classes")),
+            (Some(_), Some(_)) => {
+                Err(format!("more than one layout has shape [b, {rows}, {columns}] with {classes} classes"))
+            }
         }
     }
 
@@ -103,11 +97,7 @@ fn read_v5(output: ArrayView2<'_, f32>, floor: f32) -> Vec<Detection> {
         let (class_index, class_score) = best_class(row.slice_axis(Axis(0), (V5_HEAD..).into()));
         let score = objectness * class_score;
         if score > floor {
-            found.push(Detection {
-                bbox: BoxPx::from_center(row[0], row[1], row[2], row[3]),
-                class_index,
-                score,
-            });
+            found.push(Detection { bbox: BoxPx::from_center(row[0], row[1], row[2], row[3]), class_index, score });
         }
     }
     found
@@ -115,10 +105,11 @@ fn read_v5(output: ArrayView2<'_, f32>, floor: f32) -> Vec<Detection> {
 
 /// The first of the highest.
 fn best_class(scores: ArrayView1<'_, f32>) -> (usize, f32) {
-    scores.iter().copied().enumerate().fold(
-        (0, f32::NEG_INFINITY),
-        |best, (i, s)| if s > best.1 { (i, s) } else { best },
-    )
+    scores
+        .iter()
+        .copied()
+        .enumerate()
+        .fold((0, f32::NEG_INFINITY), |best, (i, s)| if s > best.1 { (i, s) } else { best })
 }
 
 fn read_end2end(output: ArrayView2<'_, f32>, classes: usize, floor: f32) -> Result<Vec<Detection>, RowError> {
@@ -126,18 +117,10 @@ fn read_end2end(output: ArrayView2<'_, f32>, classes: usize, floor: f32) -> Resu
     for row in output.outer_iter().filter(|row| row[4] > floor) {
         let class = row[5].round();
         if class < 0.0 || class >= classes as f32 {
-            return Err(RowError::new(
-                RowCode::Model,
-                format!("the detector gave class {class} of {classes}"),
-            ));
+            return Err(RowError::new(RowCode::Model, format!("the detector gave class {class} of {classes}")));
         }
         found.push(Detection {
-            bbox: BoxPx {
-                x0: row[0],
-                y0: row[1],
-                x1: row[2],
-                y1: row[3],
-            },
+            bbox: BoxPx { x0: row[0], y0: row[1], x1: row[2], y1: row[3] },
             class_index: class as usize,
             score: row[4],
         });
@@ -169,26 +152,8 @@ mod tests {
         assert_eq!(
             found,
             [
-                Detection {
-                    bbox: BoxPx {
-                        x0: 40.0,
-                        y0: 55.0,
-                        x1: 60.0,
-                        y1: 65.0
-                    },
-                    class_index: 1,
-                    score: 0.9
-                },
-                Detection {
-                    bbox: BoxPx {
-                        x0: 76.0,
-                        y0: 29.0,
-                        x1: 84.0,
-                        y1: 31.0
-                    },
-                    class_index: 1,
-                    score: 0.7
-                },
+                Detection { bbox: BoxPx { x0: 40.0, y0: 55.0, x1: 60.0, y1: 65.0 }, class_index: 1, score: 0.9 },
+                Detection { bbox: BoxPx { x0: 76.0, y0: 29.0, x1: 84.0, y1: 31.0 }, class_index: 1, score: 0.7 },
             ]
         );
     }
@@ -203,15 +168,7 @@ mod tests {
         let found = Layout::V5.read(output.view(), 2, 0.05).unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].class_index, found[0].score), (1, 0.45));
-        assert_eq!(
-            found[0].bbox,
-            BoxPx {
-                x0: 40.0,
-                y0: 55.0,
-                x1: 60.0,
-                y1: 65.0
-            }
-        );
+        assert_eq!(found[0].bbox, BoxPx { x0: 40.0, y0: 55.0, x1: 60.0, y1: 65.0 });
     }
 
     #[test]
@@ -220,22 +177,10 @@ mod tests {
         let found = Layout::End2End.read(output.view(), 2, 0.05).unwrap();
         assert_eq!(
             found,
-            [Detection {
-                bbox: BoxPx {
-                    x0: 40.0,
-                    y0: 55.0,
-                    x1: 60.0,
-                    y1: 65.0
-                },
-                class_index: 1,
-                score: 0.9
-            }]
+            [Detection { bbox: BoxPx { x0: 40.0, y0: 55.0, x1: 60.0, y1: 65.0 }, class_index: 1, score: 0.9 }]
         );
         let wrong = arr2(&[[40.0, 55.0, 60.0, 65.0, 0.9, 7.0]]);
-        assert_eq!(
-            Layout::End2End.read(wrong.view(), 2, 0.05).unwrap_err().code,
-            RowCode::Model
-        );
+        assert_eq!(Layout::End2End.read(wrong.view(), 2, 0.05).unwrap_err().code, RowCode::Model);
     }
 
     #[test]
@@ -243,10 +188,7 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut output = v8();
             output[[0, 0]] = bad;
-            assert_eq!(
-                Layout::V8.read(output.view(), 2, 0.05).unwrap_err().code,
-                RowCode::NanOutput
-            );
+            assert_eq!(Layout::V8.read(output.view(), 2, 0.05).unwrap_err().code, RowCode::NanOutput);
         }
     }
 

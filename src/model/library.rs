@@ -40,10 +40,7 @@ pub struct Runtime {
 
 impl fmt::Debug for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Runtime")
-            .field("path", &self.path)
-            .field("version", &self.version)
-            .finish_non_exhaustive()
+        f.debug_struct("Runtime").field("path", &self.path).field("version", &self.version).finish_non_exhaustive()
     }
 }
 
@@ -91,11 +88,7 @@ fn find(surroundings: &Surroundings, device: Device) -> Result<PathBuf, Error> {
         return Ok(found.clone());
     }
     let list: String = places.iter().map(|p| format!("\n  {}", p.display())).collect();
-    let list = if list.is_empty() {
-        "\n  (no place to look at)".to_owned()
-    } else {
-        list
-    };
+    let list = if list.is_empty() { "\n  (no place to look at)".to_owned() } else { list };
     Err(Error::StartUp(format!(
         "no ONNX Runtime library; looked at:{list}\nfetch it with scripts/fetch-runtime.sh, or name it with \
          --runtime FILE or {VARIABLE}"
@@ -108,10 +101,7 @@ fn places(surroundings: &Surroundings, device: Device) -> Result<Vec<PathBuf>, E
     }
     if let Some(variable) = surroundings.variable.as_ref().map(PathBuf::from) {
         if variable.is_relative() {
-            return Err(Error::StartUp(format!(
-                "{VARIABLE}={}: must be an absolute path",
-                variable.display()
-            )));
+            return Err(Error::StartUp(format!("{VARIABLE}={}: must be an absolute path", variable.display())));
         }
         return Ok(vec![file_of(variable)]);
     }
@@ -119,10 +109,7 @@ fn places(surroundings: &Surroundings, device: Device) -> Result<Vec<PathBuf>, E
         return Ok(Vec::new());
     };
     let mut places = vec![folder.join(LIBRARY), folder.join("lib").join(LIBRARY)];
-    let checkout = folder
-        .ancestors()
-        .take(CHECKOUT_STEPS)
-        .find(|f| f.join("Cargo.toml").is_file());
+    let checkout = folder.ancestors().take(CHECKOUT_STEPS).find(|f| f.join("Cargo.toml").is_file());
     if let Some(demo) = checkout.map(|f| f.join(".demo")) {
         if device != Device::Cpu {
             places.push(demo.join("runtime-cuda").join(LIBRARY));
@@ -140,9 +127,7 @@ fn file_of(path: PathBuf) -> PathBuf {
 fn start(path: &Path, threads: usize) -> Result<Runtime, Error> {
     let refused = |why: String| Error::StartUp(format!("runtime library {}: {why}", path.display()));
     if elf::is_cut_short(path).map_err(|e| refused(e.to_string()))? {
-        return Err(refused(
-            "the file is cut short; fetch it again with scripts/fetch-runtime.sh".to_owned(),
-        ));
+        return Err(refused("the file is cut short; fetch it again with scripts/fetch-runtime.sh".to_owned()));
     }
     if env::var_os(TELEMETRY_SWITCH).is_none_or(|v| v != "1") {
         log::warn!("ONNX Runtime may send telemetry to Microsoft: start with {TELEMETRY_SWITCH}=1");
@@ -154,17 +139,11 @@ fn start(path: &Path, threads: usize) -> Result<Runtime, Error> {
     let env = match outcome {
         Ok(result) => result.map_err(refused)?,
         Err(_) => {
-            return Err(refused(
-                "does not answer as an ONNX Runtime library does; fetch it again".to_owned(),
-            ));
+            return Err(refused("does not answer as an ONNX Runtime library does; fetch it again".to_owned()));
         }
     };
     let version = version_of(path, ort::info());
-    Ok(Runtime {
-        env,
-        path: path.to_path_buf(),
-        version,
-    })
+    Ok(Runtime { env, path: path.to_path_buf(), version })
 }
 
 fn environment(builder: EnvironmentBuilder, threads: usize) -> ort::Result<Environment> {
@@ -225,22 +204,10 @@ fn explain(error: &ort::LoadDynamicError) -> String {
 /// behind a link), the build information sometimes does.
 fn version_of(path: &Path, build: &str) -> String {
     let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    let named = real
-        .file_name()
-        .and_then(|n| n.to_str())
-        .and_then(|n| n.split_once(".so."))
-        .map(|(_, v)| v.to_owned());
-    let branch = || {
-        build
-            .split_once("git-branch=rel-")
-            .and_then(|(_, rest)| rest.split(',').next())
-            .map(str::to_owned)
-    };
+    let named = real.file_name().and_then(|n| n.to_str()).and_then(|n| n.split_once(".so.")).map(|(_, v)| v.to_owned());
+    let branch = || build.split_once("git-branch=rel-").and_then(|(_, rest)| rest.split(',').next()).map(str::to_owned);
     let looks_right = |v: &String| v.starts_with(|c: char| c.is_ascii_digit()) && v.contains('.');
-    named
-        .filter(looks_right)
-        .or_else(branch)
-        .unwrap_or_else(|| format!("1.{} or newer", ort::MINOR_VERSION))
+    named.filter(looks_right).or_else(branch).unwrap_or_else(|| format!("1.{} or newer", ort::MINOR_VERSION))
 }
 
 #[cfg(test)]
@@ -250,11 +217,7 @@ mod tests {
     use super::*;
 
     fn nothing_said(executable: &Path) -> Surroundings {
-        Surroundings {
-            flag: None,
-            variable: None,
-            executable: Some(executable.to_path_buf()),
-        }
+        Surroundings { flag: None, variable: None, executable: Some(executable.to_path_buf()) }
     }
 
     fn checkout() -> tempfile::TempDir {
@@ -284,10 +247,7 @@ mod tests {
         let at = nothing_said(&dir.path().join("target/debug/croprow"));
         assert_eq!(find(&at, Device::Cuda(0)).unwrap(), cuda);
         assert_eq!(find(&at, Device::Auto).unwrap(), cuda);
-        assert_eq!(
-            find(&at, Device::Cpu).unwrap(),
-            dir.path().join(".demo/runtime").join(LIBRARY)
-        );
+        assert_eq!(find(&at, Device::Cpu).unwrap(), dir.path().join(".demo/runtime").join(LIBRARY));
     }
 
     #[test]
@@ -296,10 +256,7 @@ mod tests {
         fs::create_dir_all(dir.path().join("target/debug/lib")).unwrap();
         let beside = dir.path().join("target/debug/lib").join(LIBRARY);
         fs::write(&beside, "x").unwrap();
-        assert_eq!(
-            find(&nothing_said(&dir.path().join("target/debug/croprow")), Device::Cpu).unwrap(),
-            beside
-        );
+        assert_eq!(find(&nothing_said(&dir.path().join("target/debug/croprow")), Device::Cpu).unwrap(), beside);
     }
 
     #[test]
@@ -308,40 +265,24 @@ mod tests {
         let mut at = nothing_said(&dir.path().join("target/debug/croprow"));
         at.variable = Some("/no/such/variable.so".into());
         let text = find(&at, Device::Cpu).unwrap_err().to_string();
-        assert!(
-            text.contains("/no/such/variable.so") && !text.contains(".demo"),
-            "{text}"
-        );
+        assert!(text.contains("/no/such/variable.so") && !text.contains(".demo"), "{text}");
         at.flag = Some("/no/such/flag.so".into());
         let text = find(&at, Device::Cpu).unwrap_err().to_string();
-        assert!(
-            text.contains("/no/such/flag.so") && !text.contains("variable.so"),
-            "{text}"
-        );
+        assert!(text.contains("/no/such/flag.so") && !text.contains("variable.so"), "{text}");
     }
 
     #[test]
     fn a_bare_name_in_the_variable_is_refused() {
         let mut at = nothing_said(Path::new("/opt/croprow/croprow"));
         at.variable = Some(LIBRARY.into());
-        assert!(
-            find(&at, Device::Cpu)
-                .unwrap_err()
-                .to_string()
-                .contains("must be an absolute path")
-        );
+        assert!(find(&at, Device::Cpu).unwrap_err().to_string().contains("must be an absolute path"));
     }
 
     #[test]
     fn a_missing_library_is_told_with_every_place_and_the_remedy() {
-        let text = find(&nothing_said(Path::new("/opt/croprow/croprow")), Device::Auto)
-            .unwrap_err()
-            .to_string();
-        for part in [
-            "/opt/croprow/libonnxruntime.so",
-            "/opt/croprow/lib/libonnxruntime.so",
-            "scripts/fetch-runtime.sh",
-        ] {
+        let text = find(&nothing_said(Path::new("/opt/croprow/croprow")), Device::Auto).unwrap_err().to_string();
+        for part in ["/opt/croprow/libonnxruntime.so", "/opt/croprow/lib/libonnxruntime.so", "scripts/fetch-runtime.sh"]
+        {
             assert!(text.contains(part), "{text}");
         }
     }
@@ -351,9 +292,6 @@ mod tests {
         let build = "ORT Build Info: git-branch=rel-1.19.0, git-commit-id=26250ae, build type=Release";
         assert_eq!(version_of(Path::new("/x/libonnxruntime.so.1.31.1"), build), "1.31.1");
         assert_eq!(version_of(Path::new("/x/libonnxruntime.so"), build), "1.19.0");
-        assert_eq!(
-            version_of(Path::new("/x/libonnxruntime.so"), "?"),
-            format!("1.{} or newer", ort::MINOR_VERSION)
-        );
+        assert_eq!(version_of(Path::new("/x/libonnxruntime.so"), "?"), format!("1.{} or newer", ort::MINOR_VERSION));
     }
 }

@@ -92,12 +92,8 @@ pub struct Models {
 /// # Errors
 /// A file, a graph or the device cannot be had.
 pub fn load_models(config: &RunConfig, device: Device, runtime: &Runtime) -> Result<Models, Error> {
-    let mut models = Models {
-        detector: None,
-        embedder: None,
-        device: device::choose(runtime, device)?,
-        notes: Vec::new(),
-    };
+    let mut models =
+        Models { detector: None, embedder: None, device: device::choose(runtime, device)?, notes: Vec::new() };
     if let Some(detect) = &config.detect {
         let (detector, note) = yolo::Yolo::load(&files::locate(&detect.model)?, runtime, &models.device)?;
         models.detector = Some(Box::new(detector));

@@ -57,19 +57,11 @@ fn parse(text: &str) -> Result<Draft, String> {
         Some(2) => Filter::Bilinear,
         Some(3) => Filter::Bicubic,
         other => {
-            return Err(format!(
-                "resample is {other:?}; known are 0 nearest, 1 lanczos, 2 bilinear, 3 bicubic"
-            ));
+            return Err(format!("resample is {other:?}; known are 0 nearest, 1 lanczos, 2 bilinear, 3 bicubic"));
         }
     };
     let (mean, std) = numbers(&config)?;
-    Ok(Draft {
-        size: Some(size),
-        filter: Some(filter),
-        fit: Some(fit),
-        mean: Some(mean),
-        std: Some(std),
-    })
+    Ok(Draft { size: Some(size), filter: Some(filter), fit: Some(fit), mean: Some(mean), std: Some(std) })
 }
 
 /// `size` or `crop_size`.
@@ -90,11 +82,7 @@ fn geometry(config: &Config) -> Result<(Size, Fit), String> {
             Sides::Shortest(_) => Err("size.shortest_edge without do_center_crop gives no fixed size".to_owned()),
         };
     }
-    let crop = match sides(
-        config.crop_size.as_ref().ok_or("crop_size is missing")?,
-        "crop_size",
-        true,
-    )? {
+    let crop = match sides(config.crop_size.as_ref().ok_or("crop_size is missing")?, "crop_size", true)? {
         Sides::Both(size) => size,
         Sides::Shortest(side) => Size::new(side, side),
     };
@@ -111,11 +99,7 @@ fn sides(value: &Value, key: &str, number_is_square: bool) -> Result<Sides, Stri
     let side = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
     let unknown = || format!("{key} is {value}; known are a number, shortest_edge, or height and width");
     if let Some(n) = side(value) {
-        return Ok(if number_is_square {
-            Sides::Both(Size::new(n, n))
-        } else {
-            Sides::Shortest(n)
-        });
+        return Ok(if number_is_square { Sides::Both(Size::new(n, n)) } else { Sides::Shortest(n) });
     }
     let object = value.as_object().ok_or_else(unknown)?;
     let get = |name: &str| object.get(name).and_then(side);
@@ -129,20 +113,13 @@ fn sides(value: &Value, key: &str, number_is_square: bool) -> Result<Sides, Stri
 /// Mean and standard deviation for values divided by 255. The file's hold for values times `rescale_factor`:
 /// `(v * f - m) / s = (v / 255 - m / (255 f)) / (s / (255 f))`.
 fn numbers(config: &Config) -> Result<([f32; 3], [f32; 3]), String> {
-    let factor = if config.do_rescale.unwrap_or(true) {
-        config.rescale_factor.unwrap_or(1.0 / 255.0)
-    } else {
-        1.0
-    };
+    let factor = if config.do_rescale.unwrap_or(true) { config.rescale_factor.unwrap_or(1.0 / 255.0) } else { 1.0 };
     let per_unit = 255.0 * factor;
     if !per_unit.is_finite() || per_unit <= 0.0 {
         return Err(format!("rescale_factor is {factor}"));
     }
     let (mean, std) = if config.do_normalize.unwrap_or(true) {
-        (
-            config.image_mean.ok_or("image_mean is missing")?,
-            config.image_std.ok_or("image_std is missing")?,
-        )
+        (config.image_mean.ok_or("image_mean is missing")?, config.image_std.ok_or("image_std is missing")?)
     } else {
         ([0.0; 3], [1.0; 3])
     };
@@ -151,11 +128,7 @@ fn numbers(config: &Config) -> Result<([f32; 3], [f32; 3]), String> {
     }
     // 255 * (1 / 255) is 1 only nearly; the common case must keep the file's own numbers.
     let scaled = |v: f64| {
-        if (per_unit - 1.0).abs() < 1e-6 {
-            v as f32
-        } else {
-            (v / per_unit) as f32
-        }
+        if (per_unit - 1.0).abs() < 1e-6 { v as f32 } else { (v / per_unit) as f32 }
     };
     Ok((mean.map(scaled), std.map(scaled)))
 }
@@ -173,17 +146,9 @@ mod tests {
     fn dinov2_resizes_the_short_side_and_cuts_the_middle_out() {
         let draft = parse(DINOV2).unwrap();
         assert_eq!(draft.size, Some(Size::new(224, 224)));
-        assert_eq!(
-            draft.fit,
-            Some(Fit::Center {
-                resize_shortest_px: 256
-            })
-        );
+        assert_eq!(draft.fit, Some(Fit::Center { resize_shortest_px: 256 }));
         assert_eq!(draft.filter, Some(Filter::Bicubic));
-        assert_eq!(
-            (draft.mean, draft.std),
-            (Some([0.485, 0.456, 0.406]), Some([0.229, 0.224, 0.225]))
-        );
+        assert_eq!((draft.mean, draft.std), (Some([0.485, 0.456, 0.406]), Some([0.229, 0.224, 0.225])));
     }
 
     #[test]
@@ -196,22 +161,14 @@ mod tests {
                 "image_mean": [0.5,0.5,0.5], "image_std": [0.5,0.5,0.5]}"#,
         )
         .unwrap();
-        assert_eq!(
-            clip.fit,
-            Some(Fit::Center {
-                resize_shortest_px: 224
-            })
-        );
+        assert_eq!(clip.fit, Some(Fit::Center { resize_shortest_px: 224 }));
     }
 
     #[test]
     fn height_and_width_do_not_change_places() {
         let draft = parse(r#"{"size": {"height": 384, "width": 128}, "resample": 1, "do_normalize": false}"#).unwrap();
         assert_eq!(draft.size, Some(Size::new(128, 384)));
-        assert_eq!(
-            (draft.filter, draft.mean, draft.std),
-            (Some(Filter::Lanczos3), Some([0.0; 3]), Some([1.0; 3]))
-        );
+        assert_eq!((draft.filter, draft.mean, draft.std), (Some(Filter::Lanczos3), Some([0.0; 3]), Some([1.0; 3])));
     }
 
     #[test]
@@ -231,10 +188,7 @@ mod tests {
         for (keys, word) in [
             (r#""size": {"shortest_edge": 224}, "resample": 3"#, "no fixed size"),
             (r#""size": {"longest_edge": 224}, "resample": 3"#, "longest_edge"),
-            (
-                r#""size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3"#,
-                "crop_pct",
-            ),
+            (r#""size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3"#, "crop_pct"),
             (r#""size": 224, "resample": 3, "do_resize": false"#, "do_resize"),
             (r#""size": 224"#, "resample"),
             (r#""size": 224, "resample": 5"#, "resample"),
@@ -248,11 +202,7 @@ mod tests {
             let text = parse(&format!("{{{keys}, {base}}}")).unwrap_err();
             assert!(text.contains(word), "{keys}: {text}");
         }
-        assert!(
-            parse(r#"{"size": 224, "resample": 3}"#)
-                .unwrap_err()
-                .contains("image_mean is missing")
-        );
+        assert!(parse(r#"{"size": 224, "resample": 3}"#).unwrap_err().contains("image_mean is missing"));
         assert!(parse("not json").is_err());
     }
 }

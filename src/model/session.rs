@@ -52,9 +52,7 @@ pub(super) struct OutputPort {
 /// A builder with everything that is the same for all sessions.
 pub(super) fn builder(runtime: &Runtime, device: &EffectiveDevice) -> ort::Result<SessionBuilder> {
     // Memory patterns are kept per input shape, and the last batch of a page has another: off.
-    let builder = Session::builder(&runtime.env)?
-        .with_memory_pattern(false)?
-        .with_log_level(library::level())?;
+    let builder = Session::builder(&runtime.env)?.with_memory_pattern(false)?.with_log_level(library::level())?;
     match device.cuda {
         // Said aloud, because the default policy may choose a device of its own.
         None => Ok(builder.with_auto_device(AutoDevicePolicy::PreferCPU)?),
@@ -69,11 +67,7 @@ impl Graph {
     /// The runtime refuses the graph, or its input is no batch of images.
     pub(super) fn open(path: &Path, runtime: &Runtime, device: &EffectiveDevice) -> Result<Self, Error> {
         let refused = |e: &ort::Error| {
-            Error::StartUp(format!(
-                "model {}: {}",
-                path.display(),
-                failure::explain_load(e.message())
-            ))
+            Error::StartUp(format!("model {}: {}", path.display(), failure::explain_load(e.message())))
         };
         let mut builder = builder(runtime, device).map_err(|e| refused(&e))?;
         let session = builder.commit_from_file(path).map_err(|e| refused(&e))?;
@@ -87,14 +81,7 @@ impl Graph {
             ))
         })?;
         let fixed_batch = input.batch;
-        Ok(Self {
-            session,
-            options,
-            path: path.to_path_buf(),
-            input,
-            outputs,
-            fixed_batch,
-        })
+        Ok(Self { session, options, path: path.to_path_buf(), input, outputs, fixed_batch })
     }
 
     /// An error about this graph.
@@ -106,10 +93,9 @@ impl Graph {
     /// `wanted` is given and is not the name of the graph's input.
     pub(super) fn check_input_name(&self, wanted: Option<&str>) -> Result<(), Error> {
         match wanted {
-            Some(name) if name != self.input.name => Err(self.refuse(format!(
-                "croprow.toml names the input {name}, the graph's is {}",
-                self.input.text()
-            ))),
+            Some(name) if name != self.input.name => {
+                Err(self.refuse(format!("croprow.toml names the input {name}, the graph's is {}", self.input.text())))
+            }
             _ => Ok(()),
         }
     }
@@ -136,11 +122,7 @@ impl Graph {
     /// # Errors
     /// The two differ.
     pub(super) fn settle_size(&self, wanted: Option<Size>, whose: &str) -> Result<Option<Size>, Error> {
-        let fixed = self
-            .input
-            .width_px
-            .zip(self.input.height_px)
-            .map(|(w, h)| Size::new(w, h));
+        let fixed = self.input.width_px.zip(self.input.height_px).map(|(w, h)| Size::new(w, h));
         let fits = |s: Size| {
             self.input.width_px.is_none_or(|w| w == s.width_px) && self.input.height_px.is_none_or(|h| h == s.height_px)
         };
@@ -162,9 +144,7 @@ impl Graph {
     /// The call failed.
     pub(super) fn try_blank(&mut self, size: Size) -> Result<(), Error> {
         let images = self.fixed_batch.unwrap_or(1);
-        let shapes = self
-            .call_blank(images, size)
-            .map_err(|e| self.refuse(format!("a blank image fails: {e}")))?;
+        let shapes = self.call_blank(images, size).map_err(|e| self.refuse(format!("a blank image fails: {e}")))?;
         for (port, dims) in self.outputs.iter_mut().zip(shapes) {
             port.dims = dims;
         }
@@ -206,10 +186,7 @@ impl Graph {
             .session
             .run_with_options(ort::inputs![self.input.name.as_str() => input], &*self.options)
             .map_err(|e| failure::classify(e.message()))?;
-        Ok(given
-            .values()
-            .map(|v| v.dtype().tensor_shape().map(|s| s.to_vec()).unwrap_or_default())
-            .collect())
+        Ok(given.values().map(|v| v.dtype().tensor_shape().map(|s| s.to_vec()).unwrap_or_default()).collect())
     }
 
     /// Calls the graph with `batch` (`[n, 3, height, width]`) and hands output number `output`
@@ -228,9 +205,9 @@ impl Graph {
         let images = batch.len_of(Axis(0));
         match self.fixed_batch {
             _ if images == 0 => Ok(Vec::new()),
-            Some(fixed) if images > fixed => Err(ModelError::Failed(format!(
-                "{images} images in a call of a graph that takes {fixed}"
-            ))),
+            Some(fixed) if images > fixed => {
+                Err(ModelError::Failed(format!("{images} images in a call of a graph that takes {fixed}")))
+            }
             Some(fixed) if images < fixed => {
                 let (_, c, h, w) = batch.dim();
                 let mut filled = Array4::zeros((fixed, c, h, w));
@@ -271,23 +248,13 @@ impl ImagePort {
     fn text(&self) -> String {
         let dim = |d: Option<u32>| d.map_or_else(|| "?".to_owned(), |v| v.to_string());
         let batch = self.batch.map_or_else(|| "?".to_owned(), |v| v.to_string());
-        format!(
-            "{} f32 [{batch}, 3, {}, {}]",
-            self.name,
-            dim(self.height_px),
-            dim(self.width_px)
-        )
+        format!("{} f32 [{batch}, 3, {}, {}]", self.name, dim(self.height_px), dim(self.width_px))
     }
 }
 
 impl OutputPort {
     fn text(&self) -> String {
-        format!(
-            "{} {}{}",
-            self.name,
-            if self.is_f32 { "f32 " } else { "(not f32) " },
-            dims_text(&self.dims)
-        )
+        format!("{} {}{}", self.name, if self.is_f32 { "f32 " } else { "(not f32) " }, dims_text(&self.dims))
     }
 }
 
@@ -319,27 +286,17 @@ fn output_port(outlet: &Outlet) -> OutputPort {
 }
 
 fn outlet_text(outlet: &Outlet) -> String {
-    let kind = outlet
-        .dtype()
-        .tensor_type()
-        .map_or_else(|| "no tensor".to_owned(), |t| t.to_string());
+    let kind = outlet.dtype().tensor_type().map_or_else(|| "no tensor".to_owned(), |t| t.to_string());
     let dims = outlet.dtype().tensor_shape().map(|s| dims_text(s)).unwrap_or_default();
     format!("{} {kind} {dims}", outlet.name())
 }
 
 fn dims_text(dims: &[i64]) -> String {
-    let each: Vec<String> = dims
-        .iter()
-        .map(|d| if *d < 0 { "?".to_owned() } else { d.to_string() })
-        .collect();
+    let each: Vec<String> = dims.iter().map(|d| if *d < 0 { "?".to_owned() } else { d.to_string() }).collect();
     format!("[{}]", each.join(", "))
 }
 
 fn describe(ports: impl Iterator<Item = String>) -> String {
     let all: Vec<String> = ports.collect();
-    if all.is_empty() {
-        "none".to_owned()
-    } else {
-        all.join(", ")
-    }
+    if all.is_empty() { "none".to_owned() } else { all.join(", ") }
 }

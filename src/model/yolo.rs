@@ -53,16 +53,7 @@ impl Yolo {
         let output = output_of(&graph, &card)?;
         let layout = layout_of(&graph, output, labels.len(), &card)?;
         let note = graph.settle_batch(input.size, output)?;
-        Ok((
-            Self {
-                graph,
-                input,
-                labels: labels.into(),
-                layout,
-                output,
-            },
-            note,
-        ))
+        Ok((Self { graph, input, labels: labels.into(), layout, output }, note))
     }
 }
 
@@ -85,13 +76,10 @@ impl Detector for Yolo {
 
     fn detect(&mut self, batch: &Array4<f32>, floor: f32) -> Result<Vec<Result<Vec<Detection>, RowError>>, ModelError> {
         let (layout, classes) = (self.layout, self.labels.len());
-        self.graph
-            .run(batch, self.output, |image| match image.into_dimensionality::<Ix2>() {
-                Ok(output) if layout.fits(output.nrows(), output.ncols(), classes) => {
-                    layout.read(output, classes, floor)
-                }
-                _ => Err(RowError::new(RowCode::Model, "the detector's output changed its shape")),
-            })
+        self.graph.run(batch, self.output, |image| match image.into_dimensionality::<Ix2>() {
+            Ok(output) if layout.fits(output.nrows(), output.ncols(), classes) => layout.read(output, classes, floor),
+            _ => Err(RowError::new(RowCode::Model, "the detector's output changed its shape")),
+        })
     }
 }
 
@@ -107,9 +95,7 @@ fn labels_of(graph: &Graph, card: &Card) -> Result<Vec<String>, Error> {
     let found = match (&card.detector.labels, graph.metadata("names")) {
         (Some(own), _) => own.clone(),
         (None, Some(text)) => labels::parse(&text).map_err(|why| {
-            graph.refuse(format!(
-                "its metadata `names` is not understood ({why}): list labels in croprow.toml"
-            ))
+            graph.refuse(format!("its metadata `names` is not understood ({why}): list labels in croprow.toml"))
         })?,
         (None, None) => Vec::new(),
     };

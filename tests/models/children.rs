@@ -6,14 +6,7 @@ use super::*;
 /// Runs an ignored test of this file alone, with `library` in its environment.
 fn child(test: &str, library: &Path) -> Output {
     Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            &format!("children::{test}"),
-            "--ignored",
-            "--nocapture",
-            "--test-threads",
-            "1",
-        ])
+        .args(["--exact", &format!("children::{test}"), "--ignored", "--nocapture", "--test-threads", "1"])
         .env(LIBRARY_FOR_CHILD, library)
         .env("ORT_DISABLE_TELEMETRY", "1")
         .env_remove("ORT_DYLIB_PATH")
@@ -35,12 +28,7 @@ fn refusal(library: &Path) -> String {
 fn compiled(folder: &Path, name: &str, source: &str) -> PathBuf {
     let (c, so) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.so")));
     fs::write(&c, source).unwrap();
-    let cc = Command::new("cc")
-        .args(["-shared", "-fPIC", "-o"])
-        .arg(&so)
-        .arg(&c)
-        .status()
-        .unwrap();
+    let cc = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&so).arg(&c).status().unwrap();
     assert!(cc.success());
     so
 }
@@ -79,18 +67,9 @@ fn a_library_that_cannot_be_used_is_refused_quickly_with_path_and_reason() {
         (folder.path().join("absent.so"), "no ONNX Runtime library; looked at"),
         (text_file, "the loader refuses it"),
         (short, "the file is cut short; fetch it again"),
-        (
-            compiled(folder.path(), "old", &stub("1.5.0")),
-            "it is ONNX Runtime 1.5.0, needed is 1.31 or newer",
-        ),
-        (
-            compiled(folder.path(), "other", "int answer(void) { return 42; }"),
-            "not an ONNX Runtime library",
-        ),
-        (
-            compiled(folder.path(), "hollow", &stub("1.31.0")),
-            "does not answer as an ONNX Runtime library does",
-        ),
+        (compiled(folder.path(), "old", &stub("1.5.0")), "it is ONNX Runtime 1.5.0, needed is 1.31 or newer"),
+        (compiled(folder.path(), "other", "int answer(void) { return 42; }"), "not an ONNX Runtime library"),
+        (compiled(folder.path(), "hollow", &stub("1.31.0")), "does not answer as an ONNX Runtime library does"),
         (
             compiled(folder.path(), "null", "void *OrtGetApiBase(void) { return 0; }"),
             "does not answer as an ONNX Runtime",
@@ -101,10 +80,7 @@ fn a_library_that_cannot_be_used_is_refused_quickly_with_path_and_reason() {
         assert!(text.contains(&path.display().to_string()), "{text}");
     }
     assert!(refusal(&folder.path().join("absent.so")).contains("scripts/fetch-runtime.sh"));
-    assert!(
-        refusal(&folder.path().join("text.so")).contains("invalid ELF header"),
-        "the loader's own reason"
-    );
+    assert!(refusal(&folder.path().join("text.so")).contains("invalid ELF header"), "the loader's own reason");
 }
 
 fn threads() -> usize {
@@ -121,11 +97,7 @@ fn child_counts_threads() {
     let runtime = library::load(None, Device::Cpu, 4).unwrap();
     let loaded = threads();
     let cpu = EffectiveDevice::cpu(None);
-    let open = |name: &str| {
-        Yolo::load(&locate(&root(".demo/models").join(name)).unwrap(), &runtime, &cpu)
-            .unwrap()
-            .0
-    };
+    let open = |name: &str| Yolo::load(&locate(&root(".demo/models").join(name)).unwrap(), &runtime, &cpu).unwrap().0;
     let mut detectors = [open("yolov3-tiny"), open("yolov3-tiny-v5")];
     for detector in &mut detectors {
         detector.detect(&Array4::zeros((2, 3, 416, 416)), 0.3).unwrap();
@@ -156,9 +128,6 @@ fn child_fails_loudly_inside_the_runtime() {
 fn the_runtime_prints_nothing_on_its_own() {
     let output = child("child_fails_loudly_inside_the_runtime", Path::new("any"));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        text.contains("FAILED: Got invalid dimensions for input: images"),
-        "{output:?}"
-    );
+    assert!(text.contains("FAILED: Got invalid dimensions for input: images"), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }

@@ -37,10 +37,7 @@ impl Graph {
         let mut tensor = dims(1, &[shape.len() as i64]);
         tensor.extend(number(2, INT64));
         tensor.extend(text(8, "w"));
-        tensor.extend(bytes(
-            9,
-            &shape.iter().flat_map(|d| d.to_le_bytes()).collect::<Vec<u8>>(),
-        ));
+        tensor.extend(bytes(9, &shape.iter().flat_map(|d| d.to_le_bytes()).collect::<Vec<u8>>()));
         Self::of("Reshape", tensor, shape.iter().map(|_| -1).collect())
     }
 
@@ -81,17 +78,9 @@ impl Graph {
 
 fn value(name: &str, element: u64, shape: &[i64]) -> Vec<u8> {
     let dim = |d: &i64| {
-        if *d < 0 {
-            bytes(1, &text(2, "free"))
-        } else {
-            bytes(1, &number(1, *d as u64))
-        }
+        if *d < 0 { bytes(1, &text(2, "free")) } else { bytes(1, &number(1, *d as u64)) }
     };
-    let tensor = [
-        number(1, element),
-        bytes(2, &shape.iter().flat_map(dim).collect::<Vec<u8>>()),
-    ]
-    .concat();
+    let tensor = [number(1, element), bytes(2, &shape.iter().flat_map(dim).collect::<Vec<u8>>())].concat();
     [text(1, name), bytes(2, &bytes(1, &tensor))].concat()
 }
 
