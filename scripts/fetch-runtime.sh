@@ -54,15 +54,20 @@ parse_arguments() {
 choose_wheel() {
     local machine
     machine=$(uname -m)
-    [[ $(uname -s) == Linux ]] || die "this script knows Linux only; elsewhere install onnxruntime $VERSION and set ORT_DYLIB_PATH"
+    [[ $(uname -s) == Linux ]] \
+        || die "this script knows Linux only; elsewhere install onnxruntime $VERSION and set ORT_DYLIB_PATH"
     case $machine in
         x86_64 | aarch64) ;;
         arm64) machine=aarch64 ;;
-        *) die "there is no ONNX Runtime $VERSION wheel for $machine (only x86_64 and aarch64): build the library from source and set ORT_DYLIB_PATH" ;;
+        *)
+            die "there is no ONNX Runtime $VERSION wheel for $machine, only for x86_64 and aarch64:
+  build the library from source and set ORT_DYLIB_PATH"
+            ;;
     esac
     platform=manylinux_2_28_$machine
     if $cuda; then
-        [[ $machine == x86_64 ]] || die "there is no onnxruntime-gpu $VERSION wheel for $machine: leave --cuda out, or build the library from source"
+        [[ $machine == x86_64 ]] \
+            || die "there is no onnxruntime-gpu $VERSION wheel for $machine: leave --cuda out, or build from source"
         package=onnxruntime-gpu
         wheel_sha256=05d548956197b9d01f59b625de740e0d6be3593f874e241a12dc0362650ecdf7
         libraries=("$LIBRARY" libonnxruntime_providers_shared.so libonnxruntime_providers_cuda.so)

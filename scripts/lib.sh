@@ -5,6 +5,9 @@
 # there only when its stamp says so, and the stamp is written last: a call that was cut short is
 # repaired by the next one.
 
+# Nothing but .demo/ may change in the checkout.
+export PYTHONDONTWRITEBYTECODE=1
+
 PROJECT_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 DEMO_DIR=$PROJECT_DIR/.demo
 DOWNLOAD_DIR=$DEMO_DIR/dl
@@ -50,7 +53,8 @@ human_size() { du -shL --apparent-size "$1" | cut -f 1; }
 
 # require_python: python3 is all the scripts ask for; it unpacks archives too.
 require_python() {
-    command -v python3 >/dev/null || die "python3 is missing (Debian, Ubuntu: apt install python3 python3-pip python3-venv)"
+    command -v python3 >/dev/null \
+        || die "python3 is missing (Debian, Ubuntu: apt install python3 python3-pip python3-venv)"
 }
 
 # find_pip: prints a Python that has pip. The demo's own environment has one where the system has not.
@@ -116,4 +120,28 @@ stamped() { [[ -f $STAMP_DIR/$1 && $(<"$STAMP_DIR/$1") == "$2" ]]; }
 stamp() {
     printf '%s\n' "$2" >"$STAMP_DIR/$1.part"
     mv "$STAMP_DIR/$1.part" "$STAMP_DIR/$1"
+}
+
+# require_build_tools: cargo and a C compiler (SQLite is compiled). What apt can bring is brought.
+require_build_tools() {
+    require_python
+    command -v cargo >/dev/null \
+        || die "cargo is missing: install a Rust toolchain (rustup.rs), 1.92 or newer"
+    if ! command -v cc >/dev/null; then
+        if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+            say "installing a C compiler (apt-get install gcc libc6-dev)"
+            { apt-get -qq update && apt-get -qq install -y gcc libc6-dev; } >/dev/null 2>&1 || true
+        fi
+        command -v cc >/dev/null \
+            || die "a C compiler is missing (Debian, Ubuntu: apt install gcc libc6-dev; Fedora: dnf install gcc)"
+    fi
+}
+
+# build_release: target/release/croprow; says so only when there is something to build.
+build_release() {
+    local binary=$PROJECT_DIR/target/release/croprow
+    if [[ ! -x $binary ]]; then
+        say "building croprow (the first build takes some minutes)"
+    fi
+    (cd "$PROJECT_DIR" && cargo build --release --locked --quiet) || die "the build failed"
 }

@@ -66,7 +66,9 @@ impl Error {
                 Some("the disk is full: free space on it and run again, finished rows are kept")
             }
             Self::DeviceLost(_) => Some("start the same command again: finished rows are kept"),
-            Self::Model(_) => Some("finished rows are kept; try --batch 1 or --device cpu, and check the model with its authors' example"),
+            Self::Model(_) => Some(
+                "finished rows are kept; try --batch 1 or --device cpu, and check the model with its authors' example",
+            ),
             Self::Usage(_)
             | Self::StartUp(_)
             | Self::Source { .. }

@@ -71,7 +71,12 @@ impl BoxPx {
     /// The part inside an image of that size.
     pub fn clipped(self, size: Size) -> Self {
         let (w, h) = (size.width_px as f32, size.height_px as f32);
-        Self { x0: self.x0.clamp(0.0, w), y0: self.y0.clamp(0.0, h), x1: self.x1.clamp(0.0, w), y1: self.y1.clamp(0.0, h) }
+        Self {
+            x0: self.x0.clamp(0.0, w),
+            y0: self.y0.clamp(0.0, h),
+            x1: self.x1.clamp(0.0, w),
+            y1: self.y1.clamp(0.0, h),
+        }
     }
 
     /// True for four finite numbers in order and both sides of at least `min_side_px`.

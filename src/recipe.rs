@@ -113,6 +113,8 @@ pub struct DetectRecipe {
     pub adapter_version: u32,
     /// Which detections become regions.
     pub selection: Selection,
+    /// What a file that ends early becomes.
+    pub truncated: Truncated,
 }
 
 /// Everything that decides what `embed` stores for a region.

@@ -1,7 +1,9 @@
 //! What travels through the pipeline: claims, facts, regions, outcomes. Plain data, no I/O.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use crate::geometry::{BoxPx, Orientation, Size};
 
@@ -105,6 +107,16 @@ pub struct FileStamp {
     pub mtime_ns: i64,
 }
 
+impl FileStamp {
+    /// The stamp of a file that was stat-ed.
+    pub fn of(metadata: &Metadata) -> Self {
+        Self {
+            size_bytes: i64::try_from(metadata.size()).unwrap_or(i64::MAX),
+            mtime_ns: metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()),
+        }
+    }
+}
+
 /// What decoding learned about a file. Stored beside the row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageFacts {
@@ -181,8 +193,6 @@ pub enum Outcome {
     Failed(RowError),
     /// The file is not the one whose regions are stored: the row begins anew.
     FileChanged,
-    /// Nothing was decided; the row is pending again.
-    Released,
 }
 
 /// Why a row failed. It goes into the row and the run goes on.
@@ -199,6 +209,15 @@ impl RowError {
     /// An error of that code.
     pub fn new(code: RowCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
+    }
+
+    /// The same error, naming the file where the message does not name it yet.
+    pub fn at(mut self, path: &Path) -> Self {
+        let path = path.display().to_string();
+        if !self.message.contains(&path) {
+            self.message = format!("{path}: {}", self.message);
+        }
+        self
     }
 }
 

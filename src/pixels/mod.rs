@@ -1,5 +1,9 @@
 //! Bytes to numbers: what a file is, its header, its pixels upright, pieces of them as tensors. Knows
 //! nothing of rows or models; a recipe tells what a tensor should hold.
+//!
+//! A file is opened twice: [`header::probe`] says what decoding will cost, and after the caller has
+//! reserved that much, [`decode::decode`] does it. Whatever a file holds, the answer is a picture or a
+//! [`RowError`](crate::row::RowError); decoders that panic are caught here.
 
 pub mod decode;
 pub mod header;
@@ -7,3 +11,6 @@ pub mod jpeg;
 pub mod orient;
 pub mod sniff;
 pub mod tensor;
+
+mod container;
+mod open;

@@ -1,0 +1,134 @@
+//! The command line. The library never sees clap.
+
+mod add;
+mod parse;
+mod recipes;
+mod retry;
+mod run;
+mod settings;
+mod signals;
+mod status;
+mod ticker;
+
+use std::io::{self, Write};
+
+use clap::{Parser, Subcommand};
+use croprow::error::Error;
+use log::LevelFilter;
+
+/// Works through an SQLite file of images: finds objects, crops them, embeds the crops, and never loses a
+/// finished row.
+#[derive(Parser)]
+#[command(name = "croprow", version, max_term_width = 100, after_help = HELP)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+    /// Say more; twice for everything. RUST_LOG sets it per module.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// Say errors only, and draw no progress.
+    #[arg(short, long, global = true)]
+    quiet: bool,
+}
+
+const HELP: &str = "A first run:
+  croprow add photos.db ~/Pictures
+  croprow run photos.db --detector yolo.onnx --embedder dinov2/
+  croprow status photos.db
+
+Exit codes: 0 done, 1 not started (command line, configuration, start-up), 2 done but failed rows remain,
+3 stopped by a fault of the system, 75 start me again, 130/143 stopped by a signal.";
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Put images in: folders, files, lists, JSON, CSV, another SQLite. The same twice is one row.
+    Add(add::AddArgs),
+    /// Work until nothing is pending. Remembers its settings: a restart needs no flags.
+    Run(run::RunArgs),
+    /// Progress, rate, time left, failures.
+    Status(status::StatusArgs),
+    /// Bring failed and quarantined rows back to pending.
+    Retry(retry::RetryArgs),
+}
+
+/// Runs the verb and says what went wrong. Returns the process's exit code.
+pub(crate) fn main() -> u8 {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { 1 } else { 0 };
+        }
+    };
+    start_log(cli.verbose, cli.quiet);
+    let result = match cli.verb {
+        Verb::Add(args) => args.run(),
+        Verb::Run(args) => run::run(args, cli.quiet),
+        Verb::Status(args) => status::run(&args),
+        Verb::Retry(args) => retry::run(&args),
+    };
+    result.unwrap_or_else(|error| {
+        say(&format!("croprow: {}", with_sources(&error)));
+        if let Some(hint) = error.hint() {
+            say(&format!("         {hint}"));
+        }
+        error.exit_code()
+    })
+}
+
+fn start_log(verbose: u8, quiet: bool) {
+    let level = match (quiet, verbose) {
+        (true, _) => LevelFilter::Error,
+        (_, 0) => LevelFilter::Warn,
+        (_, 1) => LevelFilter::Info,
+        _ => LevelFilter::Debug,
+    };
+    env_logger::Builder::new()
+        .filter_level(level)
+        .parse_default_env()
+        .format(|out, record| {
+            writeln!(
+                out,
+                "croprow: {}: {}",
+                record.level().as_str().to_lowercase(),
+                one_line(&record.args().to_string())
+            )
+        })
+        .init();
+}
+
+/// The error and its sources, without saying the same twice.
+fn with_sources(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Talk goes to stderr. A closed terminal is no reason to fail.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{}", lines_safe(text));
+}
+
+/// Results go to stdout; a reader that has gone away has seen enough.
+pub(crate) fn print(text: &str) -> Result<(), Error> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Error::System(format!("cannot write to stdout: {e}"))),
+        _ => Ok(()),
+    }
+}
+
+/// Control characters of file names must not reach a terminal.
+pub(crate) fn one_line(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
+}
+
+fn lines_safe(text: &str) -> String {
+    text.lines().map(one_line).collect::<Vec<_>>().join("\n")
+}

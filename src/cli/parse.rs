@@ -1,0 +1,105 @@
+//! Values of flags: sizes, devices, counts. Each error says what would have been right.
+
+use std::path::PathBuf;
+
+use croprow::config::Device;
+use croprow::recipe::Keep;
+
+/// `none`, or a path made absolute: a remembered setting must not depend on the current folder.
+pub(crate) fn path_or_none(text: &str) -> Result<Option<PathBuf>, String> {
+    match text {
+        "none" => Ok(None),
+        "" => Err("is empty; give a path, or `none`".into()),
+        path => std::path::absolute(path).map(Some).map_err(|e| e.to_string()),
+    }
+}
+
+/// `4GiB`, `512MiB`, `2GB`, `1048576`.
+pub(crate) fn size_bytes(text: &str) -> Result<u64, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "kb" => 1_000,
+        "m" | "mib" => 1 << 20,
+        "mb" => 1_000_000,
+        "g" | "gib" => 1 << 30,
+        "gb" => 1_000_000_000,
+        "t" | "tib" => 1 << 40,
+        "tb" => 1_000_000_000_000,
+        _ => return Err(format!("unknown unit `{unit}`; write a size as 4GiB or 512MiB")),
+    };
+    match number.parse::<f64>() {
+        Ok(value) if value > 0.0 => Ok((value * factor as f64) as u64),
+        _ => Err("write a size as 4GiB or 512MiB".into()),
+    }
+}
+
+/// `auto`, `cpu`, `cuda`, `cuda:1`.
+pub(crate) fn device(text: &str) -> Result<Device, String> {
+    match text {
+        "auto" => Ok(Device::Auto),
+        "cpu" => Ok(Device::Cpu),
+        "cuda" => Ok(Device::Cuda(0)),
+        _ => text
+            .strip_prefix("cuda:")
+            .and_then(|n| n.parse().ok())
+            .map(Device::Cuda)
+            .ok_or_else(|| "write auto, cpu, cuda or cuda:N".into()),
+    }
+}
+
+/// `all`, `best`, or a count.
+pub(crate) fn keep(text: &str) -> Result<Keep, String> {
+    match text {
+        "all" => Ok(Keep::All),
+        "best" => Ok(Keep::Best(1)),
+        _ => match text.parse() {
+            Ok(n) if n > 0 => Ok(Keep::Best(n)),
+            _ => Err("write all, best, or a count of at least 1".into()),
+        },
+    }
+}
+
+/// A share between 0 and 1.
+pub(crate) fn share(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
+        _ => Err("write a number from 0 to 1, as 0.3".into()),
+    }
+}
+
+/// A count of at least 1.
+pub(crate) fn count(text: &str) -> Result<u64, String> {
+    match text.replace('_', "").parse::<u64>() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err("write a whole number of at least 1".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_binary_and_decimal_units() {
+        for (text, bytes) in
+            [("4GiB", 4 << 30), ("1.5GiB", 3 << 29), ("512 MiB", 512 << 20), ("2GB", 2_000_000_000), ("100", 100)]
+        {
+            assert_eq!(size_bytes(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "GiB", "-1GiB", "4XB", "0", "NaN"] {
+            assert!(size_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn devices_and_counts_are_read() {
+        assert_eq!(device("cuda"), Ok(Device::Cuda(0)));
+        assert_eq!(device("cuda:3"), Ok(Device::Cuda(3)));
+        assert!(device("gpu").is_err() && device("cuda:").is_err() && device("cuda:-1").is_err());
+        assert_eq!(keep("best"), Ok(Keep::Best(1)));
+        assert!(keep("0").is_err() && share("1.1").is_err() && share("NaN").is_err() && count("0").is_err());
+    }
+}

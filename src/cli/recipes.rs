@@ -1,0 +1,142 @@
+//! From settings to recipes: what decides results, as canonical JSON. Reads the models' files, never loads
+//! a model.
+
+use std::path::{Path, PathBuf};
+
+use croprow::config::RunConfig;
+use croprow::db::Db;
+use croprow::db::due::InForce;
+use croprow::db::recipes::StoredRecipe;
+use croprow::error::Error;
+use croprow::model::files::{DigestCache, digest, locate};
+use croprow::recipe::{DetectRecipe, EmbedRecipe};
+use croprow::row::{FileStamp, Stage};
+use serde::Serialize;
+use serde_json::Value;
+
+/// Raised when the reading of a detector's outputs changes results.
+const DETECT_ADAPTER_VERSION: u32 = 1;
+
+/// Raised when preprocessing or pooling changes vectors.
+const EMBED_ADAPTER_VERSION: u32 = 1;
+
+/// The recipes that this run asks for.
+pub(crate) struct Recipes {
+    detect: Option<Asked>,
+    embed: Option<Asked>,
+}
+
+struct Asked {
+    body: String,
+    digest: String,
+    model: PathBuf,
+}
+
+impl Recipes {
+    /// # Errors
+    /// A model's files cannot be found or read.
+    pub(crate) fn of(config: &RunConfig, db: &mut Db) -> Result<Self, Error> {
+        let detect = match &config.detect {
+            None => None,
+            Some(detect) => Some(Asked::new(&detect.model, db, |model_digest| DetectRecipe {
+                model_digest,
+                adapter_version: DETECT_ADAPTER_VERSION,
+                selection: detect.selection.clone(),
+                truncated: config.decode.truncated,
+            })?),
+        };
+        let embed = match &config.embed {
+            None => None,
+            Some(embed) => Some(Asked::new(&embed.model, db, |model_digest| EmbedRecipe {
+                model_digest,
+                adapter_version: EMBED_ADAPTER_VERSION,
+                crop_fit: embed.crop_fit,
+                normalize: embed.normalize,
+            })?),
+        };
+        Ok(Self { detect, embed })
+    }
+
+    /// Their ids, with 0 for one that is new to this database.
+    pub(crate) fn look_up(&self, db: &Db) -> Result<InForce, Error> {
+        let body = |asked: &Option<Asked>| asked.as_ref().map(|a| a.body.clone());
+        db.look_up(body(&self.detect).as_deref(), body(&self.embed).as_deref())
+    }
+
+    /// Makes them the ones that pending rows are worked with.
+    pub(crate) fn put_in_force(&self, db: &mut Db) -> Result<InForce, Error> {
+        db.put_in_force(self.detect.as_ref().map(Asked::stored), self.embed.as_ref().map(Asked::stored))
+    }
+
+    /// One line per difference between the recipes in force and these.
+    pub(crate) fn describe_change(&self, db: &Db) -> Result<String, Error> {
+        let mut lines = Vec::new();
+        for (stage, asked) in [(Stage::Detect, &self.detect), (Stage::Embed, &self.embed)] {
+            let then = db.recipe_in_force(stage)?.and_then(|body| serde_json::from_str::<Value>(&body).ok());
+            let now = asked.as_ref().and_then(|a| serde_json::from_str::<Value>(&a.body).ok());
+            match (then, now) {
+                (None, Some(_)) => lines.push(format!("  {}: there was no model, now there is one", stage.word())),
+                (Some(_), None) => lines.push(format!("  {}: there was a model, now there is none", stage.word())),
+                (Some(then), Some(now)) => {
+                    let mut changed = Vec::new();
+                    differences("", &then, &now, &mut changed);
+                    lines.extend(changed.into_iter().map(|c| format!("  {}: {c}", stage.word())));
+                }
+                (None, None) => {}
+            }
+        }
+        if lines.is_empty() {
+            lines.push("  by a recipe before the last one".into());
+        }
+        Ok(lines.join("\n"))
+    }
+}
+
+impl Asked {
+    fn new<R: Serialize>(model: &Path, db: &mut Db, recipe: impl FnOnce(String) -> R) -> Result<Self, Error> {
+        let files = locate(model)?;
+        let digest = digest(&files, &mut Cache(db))?;
+        let body = serde_json::to_string(&recipe(digest.clone()))
+            .map_err(|e| Error::Usage(format!("a setting cannot be stored: {e}")))?;
+        Ok(Self { body, digest, model: files.onnx })
+    }
+
+    fn stored(&self) -> StoredRecipe<'_> {
+        StoredRecipe { body: &self.body, model_digest: &self.digest, model_path: &self.model }
+    }
+}
+
+fn differences(key: &str, then: &Value, now: &Value, changed: &mut Vec<String>) {
+    if let (Value::Object(then_map), Value::Object(now_map)) = (then, now) {
+        let mut keys: Vec<&String> = then_map.keys().chain(now_map.keys()).collect();
+        keys.sort();
+        keys.dedup();
+        for k in keys {
+            let name = if key.is_empty() { k.clone() } else { format!("{key}.{k}") };
+            differences(
+                &name,
+                then_map.get(k).unwrap_or(&Value::Null),
+                now_map.get(k).unwrap_or(&Value::Null),
+                changed,
+            );
+        }
+    } else if then != now {
+        let short = |v: &Value| v.to_string().chars().take(14).collect::<String>();
+        changed.push(format!("{key} was {}, is {}", short(then), short(now)));
+    }
+}
+
+struct Cache<'a>(&'a mut Db);
+
+impl DigestCache for Cache<'_> {
+    fn get(&mut self, path: &Path, stamp: FileStamp) -> Option<String> {
+        // A cache that cannot be read costs time, not correctness.
+        self.0.cached_digest(path, stamp).ok().flatten()
+    }
+
+    fn put(&mut self, path: &Path, stamp: FileStamp, sha256: &str) {
+        if let Err(error) = self.0.cache_digest(path, stamp, sha256) {
+            log::debug!("{}: its digest is not kept: {error}", path.display());
+        }
+    }
+}

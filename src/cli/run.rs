@@ -1,0 +1,325 @@
+//! `croprow run`: settings, recipes, models, and then the pipeline.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use croprow::config::{Device, RunConfig, Stale};
+use croprow::db::Db;
+use croprow::db::claim::RunId;
+use croprow::db::due::{InForce, Standing, Tally};
+use croprow::db::runs::NewRun;
+use croprow::error::Error;
+use croprow::model::{self, Models};
+use croprow::pipeline::crop_file::prepare_folder;
+use croprow::pipeline::progress::Progress;
+use croprow::pipeline::stop::Stop;
+use croprow::pipeline::{self, Job, Summary};
+use croprow::recipe::{CropFit, Keep, OnEmpty, Truncated};
+use croprow::row::State;
+
+use super::recipes::Recipes;
+use super::settings::Settings;
+use super::status::duration;
+use super::ticker::Ticker;
+use super::{parse, print, say, signals};
+
+/// Work until nothing is pending.
+#[derive(Args)]
+#[command(after_help = "Settings are remembered in the database: after the first time, `croprow run DB` is enough.
+
+Examples:
+  croprow run photos.db --detector yolo11n.onnx --embedder dinov2-small/
+  croprow run photos.db                                    go on where it was
+  croprow run photos.db --box-threshold 0.5 --stale redo   other settings, finished rows again
+  croprow run photos.db --embedder none --crops crops/     detect only, write the crops as JPEG")]
+pub(crate) struct RunArgs {
+    /// The database.
+    pub(crate) db: PathBuf,
+    /// Detector: folder or .onnx file; `none` makes each whole image a region.
+    #[arg(long, value_name = "MODEL|none", value_parser = parse::path_or_none)]
+    pub(crate) detector: Option<Option<PathBuf>>,
+    /// Embedder: folder or .onnx file; `none` detects only.
+    #[arg(long, value_name = "MODEL|none", value_parser = parse::path_or_none)]
+    pub(crate) embedder: Option<Option<PathBuf>>,
+    /// auto, cpu, cuda or cuda:N [default: auto]
+    #[arg(long, value_parser = parse::device)]
+    pub(crate) device: Option<Device>,
+    /// The ONNX Runtime library [default: ORT_DYLIB_PATH, else beside the program, else the demo's]
+    #[arg(long, value_name = "FILE|none", value_parser = parse::path_or_none)]
+    pub(crate) runtime: Option<Option<PathBuf>>,
+    /// Lowest score of a region, 0 to 1 [default: 0.3]
+    #[arg(long, value_parser = parse::share)]
+    pub(crate) box_threshold: Option<f32>,
+    /// Boxes of one class that overlap more are one object, 0 to 1 [default: 0.45]
+    #[arg(long, value_parser = parse::share)]
+    pub(crate) nms_iou: Option<f32>,
+    /// Regions per image, best first: all, best, or a count [default: all]
+    #[arg(long, value_parser = parse::keep)]
+    pub(crate) keep: Option<Keep>,
+    /// An image without any detection: no region, or the whole image as its region [default: skip]
+    #[arg(long)]
+    pub(crate) on_empty: Option<OnEmptyFlag>,
+    /// A file that ends early: failed, or used as far as it goes and marked [default: fail]
+    #[arg(long)]
+    pub(crate) truncated: Option<TruncatedFlag>,
+    /// Larger images fail with `too_large` before anything is allocated [default: 180000000]
+    #[arg(long, value_parser = parse::count)]
+    pub(crate) max_pixels: Option<u64>,
+    /// How a crop fills the embedder's input [default: the model's own rule]
+    #[arg(long)]
+    pub(crate) crop_fit: Option<CropFitFlag>,
+    /// L2-normalised vectors [default: the model's own rule]
+    #[arg(long)]
+    pub(crate) normalize: Option<NormalizeFlag>,
+    /// Write every region as JPEG below this folder
+    #[arg(long, value_name = "DIR|none", value_parser = parse::path_or_none)]
+    pub(crate) crops: Option<Option<PathBuf>>,
+    /// Images in one call of a model [default: 4]
+    #[arg(long, value_parser = parse::count)]
+    pub(crate) batch: Option<u64>,
+    /// Threads that compute [default: as many as there are cores]
+    #[arg(long, value_parser = parse::count)]
+    pub(crate) threads: Option<u64>,
+    /// Host memory for images in flight, as 4GiB [default: half of what is free]
+    #[arg(long, value_parser = parse::size_bytes)]
+    pub(crate) memory: Option<u64>,
+    /// Finished rows that another model or other settings made: leave them, or do them again
+    #[arg(long)]
+    pub(crate) stale: Option<StaleFlag>,
+    /// Stop after that many images; not remembered
+    #[arg(long, value_parser = parse::count)]
+    pub(crate) limit: Option<u64>,
+    /// Print the summary as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+macro_rules! flag {
+    ($name:ident => $target:ty { $($variant:ident = $value:expr),+ $(,)? }) => {
+        #[derive(Clone, Copy, Debug, ValueEnum)]
+        pub(crate) enum $name { $($variant),+ }
+        impl From<$name> for $target {
+            fn from(flag: $name) -> Self {
+                match flag { $($name::$variant => $value),+ }
+            }
+        }
+    };
+}
+
+flag!(OnEmptyFlag => OnEmpty { Skip = OnEmpty::Skip, Whole = OnEmpty::Whole });
+flag!(TruncatedFlag => Truncated { Fail = Truncated::Fail, Use = Truncated::Use });
+flag!(StaleFlag => Stale { Keep = Stale::Keep, Redo = Stale::Redo });
+flag!(CropFitFlag => Option<CropFit> {
+    Model = None, Squash = Some(CropFit::Squash), Pad = Some(CropFit::Pad), Center = Some(CropFit::Center),
+});
+flag!(NormalizeFlag => Option<bool> { Model = None, Yes = Some(true), No = Some(false) });
+
+/// Everything decided before a model is loaded.
+struct Plan {
+    settings: Settings,
+    config: RunConfig,
+    recipes: Recipes,
+    stale: Stale,
+    /// Images that wait for this run.
+    waiting: u64,
+}
+
+pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
+    let mut db = Db::open(&args.db)?;
+    for (run, images) in db.rescue_dead_runs()? {
+        say(&format!("run {} ended without saying so; its {images} rows in flight are pending again", run.0));
+    }
+    let plan = Plan::make(&args, &mut db)?;
+    if plan.waiting == 0 {
+        return finish_idle(&db, args.json);
+    }
+    if let Some(folder) = &plan.config.crops {
+        prepare_folder(folder)?;
+    }
+    let runtime = model::library::load(plan.settings.runtime.as_deref(), plan.settings.device, plan.config.threads)?;
+    let loaded = model::load_models(&plan.config, plan.settings.device, &runtime)?;
+    for note in &loaded.notes {
+        say(note);
+    }
+    say(&describe_start(&plan, &loaded));
+    let in_force = plan.recipes.put_in_force(&mut db)?;
+    let settings = serde_json::to_string(&Settings { stale: Some(plan.stale), ..plan.settings.clone() })
+        .map_err(|e| Error::Usage(format!("a setting cannot be remembered: {e}")))?;
+    let run_id = db.begin_run(&NewRun {
+        device: &loaded.device.word,
+        device_note: loaded.device.note.as_deref(),
+        runtime: &format!("{} {}", runtime.version, runtime.path.display()),
+        settings: &settings,
+        in_force,
+    })?;
+    let db = Arc::new(Mutex::new(db));
+    let stop = Arc::new(Stop::default());
+    signals::listen(&stop, &db, run_id)?;
+    let began = Instant::now();
+    let progress = Arc::new(Progress::default());
+    let result = work(&plan, &db, run_id, in_force, loaded, &progress, &stop, quiet);
+    let mut db = db.lock().unwrap_or_else(PoisonError::into_inner);
+    end(&mut db, run_id, result, &progress, &stop, began.elapsed(), args.json)
+}
+
+impl Plan {
+    fn make(args: &RunArgs, db: &mut Db) -> Result<Self, Error> {
+        let remembered = db.last_settings()?;
+        let settings = Settings::remembered(remembered.as_deref())?.overridden_by(args);
+        let config = settings.resolve(args.limit)?;
+        let recipes = Recipes::of(&config, db)?;
+        let asked = recipes.look_up(db)?;
+        let tally = db.tally()?;
+        let stale = choose_stale(args, &settings, db, &recipes, asked, &tally)?;
+        let waiting =
+            tally.iter().filter(|(from, _)| is_pending(from.settled(asked, stale))).map(|(_, n)| n).sum::<u64>();
+        if waiting > 0 && asked != db.in_force()? && db.has_live_run()? {
+            return Err(Error::Usage(
+                "another worker is at work on this database with other models or settings; stop it first, or start \
+                 this one without flags"
+                    .into(),
+            ));
+        }
+        Ok(Self { settings, config, recipes, stale, waiting: waiting.min(args.limit.unwrap_or(u64::MAX)) })
+    }
+}
+
+fn is_pending(standing: Standing) -> bool {
+    [standing.detect, standing.embed].contains(&Some(State::Pending))
+}
+
+/// Finished rows of another recipe are never mixed silently with new ones: the user says what becomes of them.
+fn choose_stale(
+    args: &RunArgs,
+    settings: &Settings,
+    db: &Db,
+    recipes: &Recipes,
+    asked: InForce,
+    tally: &Tally,
+) -> Result<Stale, Error> {
+    let stale: u64 = tally.iter().filter(|(s, _)| s.is_stale(asked)).map(|(_, n)| n).sum();
+    if stale == 0 {
+        return Ok(settings.stale.unwrap_or(Stale::Keep));
+    }
+    match (args.stale, settings.stale) {
+        (Some(said), _) => Ok(said.into()),
+        // The same question was answered when these recipes came into force.
+        (None, Some(said)) if asked == db.in_force()? => Ok(said),
+        _ => {
+            let done: u64 =
+                tally.iter().filter(|(s, _)| [s.detect, s.embed].contains(&Some(State::Done))).map(|(_, n)| n).sum();
+            Err(Error::Usage(format!(
+                "{stale} of {done} finished rows were made by another recipe:\n{}\n\
+                 say what becomes of them, nothing was changed:\n  \
+                 --stale redo   do them again with the new recipe\n  \
+                 --stale keep   leave them as they are; only new rows get the new recipe",
+                recipes.describe_change(db)?
+            )))
+        }
+    }
+}
+
+fn describe_start(plan: &Plan, loaded: &Models) -> String {
+    let stages = match (&plan.config.detect, &plan.config.embed) {
+        (Some(_), Some(_)) => "detect and embed",
+        (Some(_), None) => "detect",
+        _ => "embed",
+    };
+    format!(
+        "{stages} {} images on {} with {} threads, batches of {}, {} MiB for images in flight",
+        plan.waiting,
+        loaded.device.word,
+        plan.config.threads,
+        plan.config.batch,
+        plan.config.memory_bytes >> 20
+    )
+}
+
+#[expect(clippy::too_many_arguments, reason = "the one place where everything comes together")]
+fn work(
+    plan: &Plan,
+    db: &Mutex<Db>,
+    run: RunId,
+    in_force: InForce,
+    loaded: Models,
+    progress: &Arc<Progress>,
+    stop: &Stop,
+    quiet: bool,
+) -> Result<Summary, Error> {
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(plan.config.threads)
+        .thread_name(|i| format!("decode-{i}"))
+        .build()
+        .map_err(|e| Error::System(format!("cannot start the decode threads: {e}")))?;
+    let job = Job { config: &plan.config, db, run, in_force, stale: plan.stale, pool: &pool, progress, stop };
+    let _ticker = Ticker::start(Arc::clone(progress), plan.waiting, plan.config.threads, quiet);
+    pipeline::run(&job, loaded)
+}
+
+/// Closes the run's row, says how it went, and finds the exit code.
+fn end(
+    db: &mut Db,
+    run: RunId,
+    result: Result<Summary, Error>,
+    progress: &Progress,
+    stop: &Stop,
+    took: Duration,
+    json: bool,
+) -> Result<u8, Error> {
+    let (done, failed) = (Progress::get(&progress.done), Progress::get(&progress.failed));
+    let summary = match result {
+        Ok(summary) => summary,
+        Err(error) => {
+            // The first error is the one to tell, whatever the database says now.
+            let _ = db.end_run(run, "error", error.exit_code(), done, failed);
+            return Err(error);
+        }
+    };
+    let (how, code) = match stop.signal() {
+        0 => ("complete", exit_code_of(&db.tally()?)),
+        signal => ("stopped", signals::exit_code(signal)),
+    };
+    db.end_run(run, how, code, done, failed)?;
+    db.checkpoint();
+    let per_s = done as f64 / took.as_secs_f64().max(1e-3);
+    say(&format!("{how}: {done} done, {failed} failed in {} ({per_s:.1} images/s)", duration(took.as_secs_f64())));
+    if summary.released > 0 {
+        say(&format!("{} rows in flight are pending again", summary.released));
+    }
+    if code == 2 {
+        say(
+            "failed rows remain: croprow status DB counts them, the view failures lists them, croprow retry DB brings them back",
+        );
+    }
+    if json {
+        print_summary(how, code, &summary, took)?;
+    }
+    Ok(code)
+}
+
+fn finish_idle(db: &Db, json: bool) -> Result<u8, Error> {
+    let tally = db.tally()?;
+    let code = exit_code_of(&tally);
+    let images: u64 = tally.iter().map(|(_, n)| n).sum();
+    say(&format!("nothing is pending ({images} images in the database)"));
+    if json {
+        print_summary("complete", code, &Summary::default(), Duration::ZERO)?;
+    }
+    Ok(code)
+}
+
+/// 2 while any row is failed or quarantined.
+fn exit_code_of(tally: &Tally) -> u8 {
+    let bad = |s: &Standing| [s.detect, s.embed].iter().any(|s| matches!(s, Some(State::Failed | State::Quarantined)));
+    if tally.iter().any(|(standing, _)| bad(standing)) { 2 } else { 0 }
+}
+
+fn print_summary(how: &str, code: u8, summary: &Summary, took: Duration) -> Result<(), Error> {
+    let json = serde_json::json!({
+        "ended": how, "exit_code": code, "done": summary.done, "failed": summary.failed,
+        "dropped": summary.dropped, "released": summary.released, "seconds": took.as_secs_f64(),
+    });
+    print(&format!("{json}\n"))
+}

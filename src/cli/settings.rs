@@ -1,0 +1,182 @@
+//! Settings of `run`: what the last run was told, what this command line says, and the defaults, in the
+//! reverse order of their weight.
+
+use std::path::PathBuf;
+
+use croprow::config::{DecodeConfig, DetectConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, RunConfig, Stale};
+use croprow::error::Error;
+use croprow::recipe::{CropFit, Keep, OnEmpty, Selection, Truncated};
+use serde::{Deserialize, Serialize};
+
+use super::run::RunArgs;
+
+/// Score that a box needs, where nothing else is said.
+const BOX_THRESHOLD: f32 = 0.3;
+
+/// Overlap from which two boxes of a class are one object, where nothing else is said.
+const NMS_IOU: f32 = 0.45;
+
+/// Images in one call of a session, where nothing else is said. On the CPU larger batches gain nothing.
+const BATCH: usize = 4;
+
+/// Budget where the system does not tell what is free.
+const MEMORY_FALLBACK_BYTES: u64 = 2 << 30;
+
+/// What `runs.settings` holds. A missing key has its default, so that older databases are understood.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Settings {
+    pub(crate) detector: Option<PathBuf>,
+    pub(crate) embedder: Option<PathBuf>,
+    pub(crate) device: Device,
+    pub(crate) runtime: Option<PathBuf>,
+    pub(crate) box_threshold: f32,
+    pub(crate) nms_iou: f32,
+    pub(crate) keep: Keep,
+    pub(crate) on_empty: OnEmpty,
+    pub(crate) truncated: Truncated,
+    pub(crate) max_pixels: u64,
+    pub(crate) crop_fit: Option<CropFit>,
+    pub(crate) normalize: Option<bool>,
+    pub(crate) crops: Option<PathBuf>,
+    pub(crate) batch: usize,
+    /// `None`: as many as this machine has cores.
+    pub(crate) threads: Option<usize>,
+    /// `None`: half of what is free at the start.
+    pub(crate) memory_bytes: Option<u64>,
+    pub(crate) stale: Option<Stale>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            detector: None,
+            embedder: None,
+            device: Device::Auto,
+            runtime: None,
+            box_threshold: BOX_THRESHOLD,
+            nms_iou: NMS_IOU,
+            keep: Keep::All,
+            on_empty: OnEmpty::Skip,
+            truncated: Truncated::Fail,
+            max_pixels: MAX_PIXELS_DEFAULT,
+            crop_fit: None,
+            normalize: None,
+            crops: None,
+            batch: BATCH,
+            threads: None,
+            memory_bytes: None,
+            stale: None,
+        }
+    }
+}
+
+impl Settings {
+    /// The settings that `runs.settings` holds.
+    pub(crate) fn remembered(json: Option<&str>) -> Result<Self, Error> {
+        let Some(json) = json else { return Ok(Self::default()) };
+        serde_json::from_str(json).map_err(|e| {
+            Error::Usage(format!(
+                "the settings remembered in the database cannot be read ({e}); a newer croprow wrote them"
+            ))
+        })
+    }
+
+    /// The same with everything that the command line says.
+    pub(crate) fn overridden_by(self, args: &RunArgs) -> Self {
+        Self {
+            detector: args.detector.clone().unwrap_or(self.detector),
+            embedder: args.embedder.clone().unwrap_or(self.embedder),
+            device: args.device.unwrap_or(self.device),
+            runtime: args.runtime.clone().unwrap_or(self.runtime),
+            box_threshold: args.box_threshold.unwrap_or(self.box_threshold),
+            nms_iou: args.nms_iou.unwrap_or(self.nms_iou),
+            keep: args.keep.unwrap_or(self.keep),
+            on_empty: args.on_empty.map_or(self.on_empty, Into::into),
+            truncated: args.truncated.map_or(self.truncated, Into::into),
+            max_pixels: args.max_pixels.unwrap_or(self.max_pixels),
+            crop_fit: args.crop_fit.map_or(self.crop_fit, Into::into),
+            normalize: args.normalize.map_or(self.normalize, Into::into),
+            crops: args.crops.clone().unwrap_or(self.crops),
+            batch: args.batch.map_or(self.batch, |n| n as usize),
+            threads: args.threads.map(|n| n as usize).or(self.threads),
+            memory_bytes: args.memory.or(self.memory_bytes),
+            stale: args.stale.map(Into::into).or(self.stale),
+        }
+    }
+
+    /// Everything resolved for this machine.
+    pub(crate) fn resolve(&self, limit: Option<u64>) -> Result<RunConfig, Error> {
+        if self.detector.is_none() && self.embedder.is_none() {
+            return Err(Error::Usage(
+                "nothing to run: give --detector MODEL, --embedder MODEL, or both (a folder or an .onnx file)".into(),
+            ));
+        }
+        let selection = Selection {
+            box_threshold: self.box_threshold,
+            nms_iou: self.nms_iou,
+            keep: self.keep,
+            on_empty: self.on_empty,
+        };
+        let threads = self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        Ok(RunConfig {
+            detect: self.detector.clone().map(|model| DetectConfig { model, selection }),
+            embed: self.embedder.clone().map(|model| EmbedConfig {
+                model,
+                crop_fit: self.crop_fit,
+                normalize: self.normalize,
+            }),
+            decode: DecodeConfig { max_pixels: self.max_pixels, truncated: self.truncated },
+            crops: self.crops.clone(),
+            limit,
+            threads,
+            batch: self.batch,
+            memory_bytes: self.memory_bytes.or_else(half_of_free_bytes).unwrap_or(MEMORY_FALLBACK_BYTES),
+        })
+    }
+}
+
+/// Half of `MemAvailable`, or of what the control group leaves, where that is less.
+fn half_of_free_bytes() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let available = line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? << 10;
+    let number =
+        |file: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse::<u64>().ok();
+    let group = number("memory.max").map(|max| max.saturating_sub(number("memory.current").unwrap_or(0)));
+    Some(group.unwrap_or(u64::MAX).min(available) / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: RunArgs,
+    }
+
+    fn args(line: &str) -> RunArgs {
+        Only::parse_from(line.split_whitespace()).args
+    }
+
+    #[test]
+    fn a_restart_without_flags_has_the_settings_of_the_last_run() {
+        let line = "run x.db --detector /m/a.onnx --embedder /m/b --device cpu --box-threshold 0.5 --keep 3 --on-empty whole \
+                    --truncated use --max-pixels 1000 --crop-fit pad --normalize yes --crops /c --batch 2 --threads 1 --memory 1GiB";
+        let first = Settings::default().overridden_by(&args(line));
+        let json = serde_json::to_string(&first).unwrap();
+        let second = Settings::remembered(Some(&json)).unwrap().overridden_by(&args("run x.db"));
+        assert_eq!(second, first);
+        let third = second.overridden_by(&args("run x.db --detector none --crop-fit model --crops none"));
+        assert_eq!((third.detector, third.crop_fit, third.crops), (None, None, None));
+    }
+
+    #[test]
+    fn settings_of_an_older_database_are_understood() {
+        let settings = Settings::remembered(Some(r#"{"embedder": "/m/b", "gone": 1}"#)).unwrap();
+        assert_eq!((settings.embedder, settings.batch), (Some(PathBuf::from("/m/b")), BATCH));
+    }
+}

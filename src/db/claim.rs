@@ -1,0 +1,132 @@
+//! Claiming pages of pending rows, and giving rows back.
+
+use rusqlite::params;
+
+use super::{Db, SqlPath};
+use crate::error::Error;
+use crate::geometry::BoxPx;
+use crate::row::{Claim, FileStamp, ImageId, Region, Stage, Token};
+
+/// `runs.id`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunId(pub i64);
+
+/// Makes tokens that no other claim has: the run in the upper half, a counter in the lower.
+#[derive(Debug)]
+pub struct Tokens {
+    run: RunId,
+    next: i64,
+}
+
+impl Tokens {
+    /// Tokens of that run. One object per process.
+    pub fn new(run: RunId) -> Self {
+        Self { run, next: 0 }
+    }
+
+    fn next(&mut self) -> Token {
+        self.next += 1;
+        Token((self.run.0 << 32) | self.next)
+    }
+}
+
+/// One statement takes the page, so that two workers never take the same row. The attempt is counted here,
+/// durably, before any byte of the file is looked at.
+fn claim_sql(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Detect => {
+            "UPDATE images SET detect_state = 'running', run_id = ?1, token = ?2, detect_attempts = detect_attempts + 1
+             WHERE id IN (SELECT id FROM images WHERE detect_state = 'pending' AND detect_state <> 'done' AND id > ?3
+                          ORDER BY id LIMIT ?4)
+             RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state"
+        }
+        Stage::Embed => {
+            "UPDATE images SET embed_state = 'running', run_id = ?1, token = ?2, embed_attempts = embed_attempts + 1
+             WHERE id IN (SELECT id FROM images WHERE embed_state = 'pending' AND embed_state <> 'done' AND id > ?3
+                          ORDER BY id LIMIT ?4)
+             RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state"
+        }
+    }
+}
+
+impl Db {
+    /// Claims up to `rows` pending rows of `stage` with ids above `after`, in the order of their ids.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn claim_page(
+        &mut self,
+        tokens: &mut Tokens,
+        stage: Stage,
+        after: i64,
+        rows: usize,
+    ) -> Result<Vec<Claim>, Error> {
+        let token = tokens.next();
+        let run = tokens.run;
+        let tx = self.write()?;
+        let mut claims: Vec<(Claim, bool)> = {
+            let mut statement = tx.prepare_cached(claim_sql(stage))?;
+            let found = statement.query_map(params![run.0, token.0, after, rows as i64], |r| {
+                let stamp = r.get::<_, Option<i64>>(3)?.zip(r.get::<_, Option<i64>>(4)?);
+                let claim = Claim {
+                    id: ImageId(r.get(0)?),
+                    token,
+                    stage,
+                    path: r.get::<_, SqlPath>(1)?.0,
+                    prompt: r.get(2)?,
+                    seen: stamp.map(|(size_bytes, mtime_ns)| FileStamp { size_bytes, mtime_ns }),
+                    regions: None,
+                };
+                Ok((claim, r.get::<_, Option<String>>(5)?.as_deref() == Some("done")))
+            })?;
+            found.collect::<Result<_, _>>()?
+        };
+        if stage == Stage::Embed {
+            for (claim, detected) in &mut claims {
+                if *detected {
+                    claim.regions = Some(regions_of(&tx, claim.id)?);
+                }
+            }
+        }
+        tx.commit()?;
+        let mut claims: Vec<Claim> = claims.into_iter().map(|(claim, _)| claim).collect();
+        // RETURNING promises no order.
+        claims.sort_by_key(|c| c.id);
+        Ok(claims)
+    }
+
+    /// Everything that `run` still holds is pending again. Returns how many rows that were.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn release(&mut self, run: RunId) -> Result<usize, Error> {
+        let tx = self.write()?;
+        let mut released = 0;
+        for sql in [
+            "UPDATE images SET detect_state = 'pending', run_id = NULL, token = NULL
+             WHERE detect_state = 'running' AND detect_state <> 'done' AND run_id = ?1",
+            "UPDATE images SET embed_state = 'pending', run_id = NULL, token = NULL
+             WHERE embed_state = 'running' AND embed_state <> 'done' AND run_id = ?1",
+        ] {
+            released += tx.execute(sql, [run.0])?;
+        }
+        tx.commit()?;
+        Ok(released)
+    }
+}
+
+/// The stored regions of an image, in the order they were stored.
+pub(super) fn regions_of(conn: &rusqlite::Connection, image: ImageId) -> Result<Vec<Region>, Error> {
+    Ok(stored_regions(conn, image)?.into_iter().map(|(_, region)| region).collect())
+}
+
+/// The same with their ids.
+pub(super) fn stored_regions(conn: &rusqlite::Connection, image: ImageId) -> Result<Vec<(i64, Region)>, Error> {
+    let mut statement = conn
+        .prepare_cached("SELECT id, label, score, x0, y0, x1, y1, crop FROM regions WHERE image_id = ?1 ORDER BY id")?;
+    let rows = statement.query_map([image.0], |r| {
+        let bbox = BoxPx { x0: r.get(3)?, y0: r.get(4)?, x1: r.get(5)?, y1: r.get(6)? };
+        Ok((r.get(0)?, Region { bbox, label: r.get(1)?, score: r.get(2)?, crop: r.get(7)?, vector: None }))
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}

@@ -1,0 +1,146 @@
+//! What `status` tells. Instant at any size: counters and the last samples, never a scan.
+
+use rusqlite::{OptionalExtension, Row};
+use serde::Serialize;
+
+use super::Db;
+use crate::error::Error;
+
+/// Examples of failures that `status` shows per code.
+const FAILURE_SCAN_ROWS: i64 = 100_000;
+
+/// One line of the view `progress`.
+#[derive(Clone, Debug, Serialize)]
+pub struct StageProgress {
+    /// `detect` or `embed`.
+    pub stage: String,
+    /// Images that wait.
+    pub pending: u64,
+    /// Images that a worker has.
+    pub running: u64,
+    /// Images with results.
+    pub done: u64,
+    /// Images with a code.
+    pub failed: u64,
+    /// Images set aside.
+    pub quarantined: u64,
+    /// Images per second of the live runs; `None` without any.
+    pub per_s: Option<f64>,
+    /// Seconds until nothing is pending; `None` where nobody works or it cannot be told yet.
+    pub eta_s: Option<u64>,
+    /// The stage that is busiest in the live runs.
+    pub slowest: Option<String>,
+}
+
+/// How many images failed alike.
+#[derive(Clone, Debug, Serialize)]
+pub struct FailureCount {
+    /// The stage that failed.
+    pub stage: String,
+    /// The stable word.
+    pub code: String,
+    /// How many.
+    pub images: u64,
+    /// One of the messages.
+    pub example: String,
+}
+
+/// The last run.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunReport {
+    /// `runs.id`.
+    pub id: i64,
+    /// Host it works or worked on.
+    pub host: String,
+    /// Its process.
+    pub pid: i64,
+    /// `cpu` or `cuda:N`.
+    pub device: String,
+    /// Seconds since 1970.
+    pub started_at: f64,
+    /// Seconds since 1970.
+    pub heartbeat_at: f64,
+    /// Seconds since 1970; `None` while it lives, or when it died.
+    pub ended_at: Option<f64>,
+    /// `complete`, `stopped`, `error` or `died`.
+    pub ended_how: Option<String>,
+    /// Images done by it.
+    pub done: u64,
+    /// Images failed in it.
+    pub failed: u64,
+}
+
+/// Everything `status` tells.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    /// All images.
+    pub images: u64,
+    /// Per stage, in the order of the flow.
+    pub stages: Vec<StageProgress>,
+    /// By code, most frequent first. Counted over at most 100,000 failures.
+    pub failures: Vec<FailureCount>,
+    /// The last run that began.
+    pub last_run: Option<RunReport>,
+}
+
+impl Db {
+    /// The state of the work.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn status(&self) -> Result<Status, Error> {
+        let images = self.conn.query_row("SELECT ifnull(sum(images), 0) FROM counts", [], |r| r.get(0))?;
+        let stages = self
+            .conn
+            .prepare("SELECT stage, pending, running, done, failed, quarantined, per_s, eta_s, slowest FROM progress")?
+            .query_map([], stage_progress)?
+            .collect::<Result<_, _>>()?;
+        let failures = self
+            .conn
+            .prepare(
+                "SELECT stage, code, count(*) AS images, min(message)
+                 FROM (SELECT stage, code, message FROM failures LIMIT ?1) GROUP BY stage, code ORDER BY images DESC, code",
+            )?
+            .query_map([FAILURE_SCAN_ROWS], |r| {
+                Ok(FailureCount { stage: r.get(0)?, code: r.get(1)?, images: r.get(2)?, example: r.get(3)? })
+            })?
+            .collect::<Result<_, _>>()?;
+        let last_run = self
+            .conn
+            .query_row(
+                "SELECT id, host, pid, device, started_at, heartbeat_at, ended_at, ended_how, done, failed
+                 FROM runs ORDER BY id DESC LIMIT 1",
+                [],
+                |r| {
+                    Ok(RunReport {
+                        id: r.get(0)?,
+                        host: r.get(1)?,
+                        pid: r.get(2)?,
+                        device: r.get(3)?,
+                        started_at: r.get(4)?,
+                        heartbeat_at: r.get(5)?,
+                        ended_at: r.get(6)?,
+                        ended_how: r.get(7)?,
+                        done: r.get(8)?,
+                        failed: r.get(9)?,
+                    })
+                },
+            )
+            .optional()?;
+        Ok(Status { images, stages, failures, last_run })
+    }
+}
+
+fn stage_progress(r: &Row<'_>) -> rusqlite::Result<StageProgress> {
+    Ok(StageProgress {
+        stage: r.get(0)?,
+        pending: r.get(1)?,
+        running: r.get(2)?,
+        done: r.get(3)?,
+        failed: r.get(4)?,
+        quarantined: r.get(5)?,
+        per_s: r.get(6)?,
+        eta_s: r.get(7)?,
+        slowest: r.get(8)?,
+    })
+}

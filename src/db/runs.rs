@@ -1,0 +1,239 @@
+//! One row per process: who it is, whether it lives, what it was told, how it ended.
+
+use rusqlite::{OptionalExtension, params};
+
+use super::claim::RunId;
+use super::due::InForce;
+use super::{Db, now};
+use crate::error::Error;
+
+/// A worker on another host is taken for dead when it has not been heard of for this long.
+pub const LEASE_S: f64 = 300.0;
+
+/// Samples of a run that are kept; older ones are thinned out when it ends.
+const SAMPLES_KEPT: i64 = 100_000;
+
+/// A process, told apart from a later one with the same pid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessId {
+    /// Host name.
+    pub host: String,
+    /// Changes with every boot.
+    pub boot_id: String,
+    /// Process id.
+    pub pid: i64,
+    /// Start time in clock ticks since boot.
+    pub started: i64,
+}
+
+impl ProcessId {
+    /// This process.
+    pub fn own() -> Self {
+        let pid = i64::from(std::process::id());
+        Self {
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            boot_id: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned(),
+            pid,
+            started: start_ticks(pid).unwrap_or(0),
+        }
+    }
+
+    /// Whether that process is gone, as far as can be told from here: at once on the same host.
+    fn is_dead(&self, own: &Self, silent_s: f64) -> bool {
+        if self.host != own.host {
+            return silent_s > LEASE_S;
+        }
+        self.boot_id != own.boot_id || start_ticks(self.pid) != Some(self.started)
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`. The command's name before it may hold spaces and brackets.
+fn start_ticks(pid: i64) -> Option<i64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    // A zombie has ended; only its parent has not looked yet.
+    let mut fields = rest.split_ascii_whitespace();
+    if matches!(fields.next(), Some("Z" | "X")) {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// What a run says of itself at its start.
+#[derive(Clone, Debug)]
+pub struct NewRun<'a> {
+    /// `cpu` or `cuda:N`: what is really used.
+    pub device: &'a str,
+    /// Why it is not what was asked for.
+    pub device_note: Option<&'a str>,
+    /// Version and path of the runtime library.
+    pub runtime: &'a str,
+    /// All settings, as JSON; the next `run` goes on with them.
+    pub settings: &'a str,
+    /// The recipes it works with.
+    pub in_force: InForce,
+}
+
+/// One line of `samples`.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// Images whose last due stage is done, since the start of the run.
+    pub done: u64,
+    /// Images that ended with a code, since the start of the run.
+    pub failed: u64,
+    /// Images per second through `detect`, lately.
+    pub detect_per_s: f64,
+    /// Images per second through `embed`, lately.
+    pub embed_per_s: f64,
+    /// The stage that was busy most of the time.
+    pub slowest: &'static str,
+    /// Resident memory of the process.
+    pub rss_bytes: u64,
+    /// Bytes reserved by images in flight.
+    pub held_bytes: u64,
+}
+
+impl Db {
+    /// Registers this process.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn begin_run(&mut self, run: &NewRun<'_>) -> Result<RunId, Error> {
+        let own = ProcessId::own();
+        let at = now();
+        let tx = self.write()?;
+        tx.execute(
+            "INSERT INTO runs (host, boot_id, pid, pid_started, version, device, device_note, runtime, settings,
+                               detect_recipe_id, embed_recipe_id, started_at, heartbeat_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12)",
+            params![
+                own.host,
+                own.boot_id,
+                own.pid,
+                own.started,
+                env!("CARGO_PKG_VERSION"),
+                run.device,
+                run.device_note,
+                run.runtime,
+                run.settings,
+                run.in_force.detect.map(|r| r.0),
+                run.in_force.embed.map(|r| r.0),
+                at,
+            ],
+        )?;
+        let id = RunId(tx.last_insert_rowid());
+        tx.commit()?;
+        Ok(id)
+    }
+
+    /// Says that the run lives, and how it goes.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn heartbeat(&mut self, run: RunId, sample: &Sample) -> Result<(), Error> {
+        let at = now();
+        let tx = self.write()?;
+        tx.prepare_cached("UPDATE runs SET heartbeat_at = ?2, done = ?3, failed = ?4 WHERE id = ?1")?
+            .execute(params![run.0, at, sample.done, sample.failed])?;
+        tx.prepare_cached(
+            "INSERT OR REPLACE INTO samples (run_id, at, done, failed, detect_per_s, embed_per_s, slowest, rss_bytes, held_bytes)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+        )?
+        .execute(params![
+            run.0,
+            at,
+            sample.done,
+            sample.failed,
+            sample.detect_per_s,
+            sample.embed_per_s,
+            sample.slowest,
+            sample.rss_bytes,
+            sample.held_bytes,
+        ])?;
+        Ok(tx.commit()?)
+    }
+
+    /// Closes the run's row.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn end_run(&mut self, run: RunId, how: &str, exit_code: u8, done: u64, failed: u64) -> Result<(), Error> {
+        let at = now();
+        let tx = self.write()?;
+        tx.execute(
+            "UPDATE runs SET heartbeat_at = ?2, ended_at = ?2, ended_how = ?3, exit_code = ?4, done = ?5, failed = ?6
+             WHERE id = ?1",
+            params![run.0, at, how, exit_code, done, failed],
+        )?;
+        tx.execute(
+            "DELETE FROM samples WHERE run_id = ?1 AND at NOT IN
+                (SELECT at FROM samples WHERE run_id = ?1 ORDER BY at DESC LIMIT ?2)",
+            params![run.0, SAMPLES_KEPT],
+        )?;
+        Ok(tx.commit()?)
+    }
+
+    /// Closes the rows of runs whose process is gone and gives their images back. Returns the runs and how
+    /// many images they held.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn rescue_dead_runs(&mut self) -> Result<Vec<(RunId, usize)>, Error> {
+        let own = ProcessId::own();
+        let at = now();
+        let open = self.open_runs()?;
+        let mut rescued = Vec::new();
+        for (run, process, heartbeat_at) in open {
+            if process.is_dead(&own, at - heartbeat_at) {
+                let images = self.release(run)?;
+                let tx = self.write()?;
+                tx.execute("UPDATE runs SET ended_at = heartbeat_at, ended_how = 'died' WHERE id = ?1", [run.0])?;
+                tx.commit()?;
+                rescued.push((run, images));
+            }
+        }
+        Ok(rescued)
+    }
+
+    /// True for a run that has not ended and whose process is not known to be gone.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn run_is_alive(&self, run: RunId) -> Result<bool, Error> {
+        let own = ProcessId::own();
+        let at = now();
+        Ok(self
+            .open_runs()?
+            .iter()
+            .any(|(id, process, heartbeat_at)| *id == run && !process.is_dead(&own, at - heartbeat_at)))
+    }
+
+    /// True while any other process works on this database, as far as can be told from here.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn has_live_run(&self) -> Result<bool, Error> {
+        let own = ProcessId::own();
+        let at = now();
+        Ok(self.open_runs()?.iter().any(|(_, process, heartbeat_at)| !process.is_dead(&own, at - heartbeat_at)))
+    }
+
+    fn open_runs(&self) -> Result<Vec<(RunId, ProcessId, f64)>, Error> {
+        let mut statement = self
+            .conn
+            .prepare("SELECT id, host, boot_id, pid, pid_started, heartbeat_at FROM runs WHERE ended_at IS NULL")?;
+        let rows = statement.query_map([], |r| {
+            let process = ProcessId { host: r.get(1)?, boot_id: r.get(2)?, pid: r.get(3)?, started: r.get(4)? };
+            Ok((RunId(r.get(0)?), process, r.get(5)?))
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Settings of the last run that began, as JSON.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn last_settings(&self) -> Result<Option<String>, Error> {
+        Ok(self.conn.query_row("SELECT settings FROM runs ORDER BY id DESC LIMIT 1", [], |r| r.get(0)).optional()?)
+    }
+}

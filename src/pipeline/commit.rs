@@ -1,0 +1,128 @@
+//! `commit`: the one thread that stores outcomes, says that the run lives, and ends sessions that hang on
+//! after a stop.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+
+use super::budget::Budget;
+use super::progress::{Place, Progress, Rates};
+use super::{Job, lock};
+use crate::db::runs::Sample;
+use crate::error::Error;
+use crate::model::Terminator;
+use crate::row::Finished;
+
+/// Outcomes in one transaction, at most. A crash loses at most these and what is in flight.
+const COMMIT_ROWS: usize = 256;
+
+/// An outcome waits no longer than this for others.
+const COMMIT_AFTER: Duration = Duration::from_millis(250);
+
+/// How often heartbeat and samples are written.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// The write-ahead log is worth a warning beyond this: somebody keeps a read transaction open.
+const WAL_WARN_BYTES: u64 = 1 << 30;
+
+/// Stores outcomes until `finished` is closed.
+pub(super) fn run(
+    job: &Job<'_>,
+    budget: &Budget,
+    terminators: &[Terminator],
+    finished: &Receiver<Finished>,
+) -> Result<(), Error> {
+    let mut pulse = Pulse::new(job);
+    let mut batch: Vec<Finished> = Vec::new();
+    let mut oldest = Instant::now();
+    loop {
+        match finished.recv_timeout(COMMIT_AFTER) {
+            Ok(outcome) => {
+                if batch.is_empty() {
+                    oldest = Instant::now();
+                }
+                batch.push(outcome);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                store(job, &mut batch)?;
+                return pulse.beat(job, budget);
+            }
+        }
+        if batch.len() >= COMMIT_ROWS || oldest.elapsed() >= COMMIT_AFTER {
+            store(job, &mut batch)?;
+        }
+        if job.stop.is_ending() {
+            // Again and again: a session may have begun another call meanwhile.
+            terminators.iter().for_each(Terminator::terminate);
+        }
+        if pulse.last.elapsed() >= HEARTBEAT {
+            pulse.beat(job, budget)?;
+        }
+    }
+}
+
+fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
+    if batch.is_empty() {
+        return Ok(());
+    }
+    let committed = job.progress.timed(Place::Commit, || lock(job.db).commit_batch(batch, job.in_force))?;
+    let progress = job.progress;
+    Progress::add(&progress.done, committed.done);
+    Progress::add(&progress.failed, committed.failed);
+    Progress::add(&progress.detected, committed.detected);
+    Progress::add(&progress.embedded, committed.embedded);
+    Progress::add(&progress.dropped, committed.dropped);
+    // Last: `read` takes it as the sign that nothing is in flight.
+    Progress::add(&progress.ended, batch.len() as u64);
+    if committed.dropped > 0 {
+        log::warn!("{} results dropped: another worker has their rows", committed.dropped);
+    }
+    batch.clear();
+    Ok(())
+}
+
+struct Pulse {
+    last: Instant,
+    rates: Rates,
+    warned_of_wal: bool,
+}
+
+impl Pulse {
+    fn new(job: &Job<'_>) -> Self {
+        Self { last: Instant::now(), rates: Rates::new(job.progress, job.config.threads), warned_of_wal: false }
+    }
+
+    fn beat(&mut self, job: &Job<'_>, budget: &Budget) -> Result<(), Error> {
+        self.last = Instant::now();
+        let rate = self.rates.sample(job.progress);
+        let sample = Sample {
+            done: Progress::get(&job.progress.done),
+            failed: Progress::get(&job.progress.failed),
+            detect_per_s: rate.detect_per_s,
+            embed_per_s: rate.embed_per_s,
+            slowest: rate.slowest.word(),
+            rss_bytes: resident_bytes(),
+            held_bytes: budget.held_bytes(),
+        };
+        let mut db = lock(job.db);
+        db.heartbeat(job.run, &sample)?;
+        let wal_bytes = db.wal_bytes();
+        drop(db);
+        if wal_bytes > WAL_WARN_BYTES && !self.warned_of_wal {
+            self.warned_of_wal = true;
+            log::warn!(
+                "the write-ahead log has grown to {} MiB: another program keeps a read transaction open; close it",
+                wal_bytes >> 20
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Resident memory of this process; 0 where the system does not tell.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().map_or(0, |kib| kib << 10)
+}

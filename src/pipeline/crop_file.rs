@@ -1,0 +1,208 @@
+//! Crops as JPEG files. A file has its final name only when all of it is on the disk, and its row is
+//! committed after that.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use image::RgbImage;
+use sha2::{Digest, Sha256};
+
+use crate::error::Error;
+use crate::pixels::tensor::encode_crop_jpeg;
+use crate::row::{Claim, Region};
+
+/// Quality of crops, 1..=100.
+const JPEG_QUALITY: u8 = 92;
+
+/// What a file is called until it is complete. `prepare_folder` removes those of dead processes.
+const UNFINISHED: &str = ".croprow-tmp";
+
+/// Writes the crop of a region below `folder` and returns its name there, or `None` where the region
+/// cannot be encoded. The name is made of the image's id and a digest of its path, box and label: the same
+/// region has the same name after a restart, and no name comes from a label or a source's name.
+///
+/// # Errors
+/// The folder cannot be written: that is no fault of the image.
+pub(super) fn write_crop(
+    folder: &Path,
+    claim: &Claim,
+    region: &Region,
+    pixels: &RgbImage,
+) -> Result<Option<String>, Error> {
+    let jpeg = match encode_crop_jpeg(pixels, region.bbox, JPEG_QUALITY) {
+        Ok(jpeg) => jpeg,
+        Err(error) => {
+            log::warn!("{}: no crop file: {error}", claim.path.display());
+            return Ok(None);
+        }
+    };
+    let name = name(claim, region);
+    let target = folder.join(&name);
+    write_durably(&target, &jpeg).map_err(|e| {
+        Error::System(format!(
+            "cannot write the crop {}: {e}; free space or mend the folder, then run again",
+            target.display()
+        ))
+    })?;
+    Ok(Some(name))
+}
+
+fn name(claim: &Claim, region: &Region) -> String {
+    let mut digest = Sha256::new();
+    digest.update(claim.path.as_os_str().as_bytes());
+    digest.update([0]);
+    digest.update(region.label.as_deref().unwrap_or_default());
+    // Whole pixels: the low bits of a box change with its neighbours in the batch.
+    for edge in [region.bbox.x0, region.bbox.y0, region.bbox.x1, region.bbox.y1] {
+        digest.update((edge.round() as i64).to_le_bytes());
+    }
+    let hex: String = digest.finalize()[..8].iter().map(|b| format!("{b:02x}")).collect();
+    // 256 folders keep each small at a million crops.
+    format!("{}/{}-{hex}.jpg", &hex[..2], claim.id)
+}
+
+fn write_durably(target: &Path, bytes: &[u8]) -> io::Result<()> {
+    static SERIAL: AtomicU64 = AtomicU64::new(0);
+    let folder = target.parent().unwrap_or(Path::new("."));
+    create_folder(folder)?;
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let unfinished = folder.join(format!("{}-{serial}{UNFINISHED}", std::process::id()));
+    let written = (|| {
+        // O_EXCL: never through a link that somebody laid there.
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&unfinished)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        if fs::symlink_metadata(target).is_ok_and(|m| !m.is_file()) {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something that is no regular file has its name"));
+        }
+        fs::rename(&unfinished, target)?;
+        File::open(folder)?.sync_all()
+    })();
+    if written.is_err() {
+        let _ = fs::remove_file(&unfinished);
+    }
+    written
+}
+
+fn create_folder(folder: &Path) -> io::Result<()> {
+    match fs::create_dir(folder) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            if fs::symlink_metadata(folder)?.is_dir() {
+                Ok(())
+            } else {
+                Err(io::Error::new(io::ErrorKind::NotADirectory, "is a symbolic link or a file, not a folder"))
+            }
+        }
+        other => other,
+    }
+}
+
+/// Makes the folder of crops and removes unfinished files that dead processes left in it.
+///
+/// # Errors
+/// It cannot be made, or is a symbolic link.
+pub fn prepare_folder(folder: &Path) -> Result<PathBuf, Error> {
+    let failed =
+        |e: io::Error| Error::StartUp(format!("--crops {}: {e}; name a folder that can be written", folder.display()));
+    if let Some(parent) = folder.parent() {
+        fs::create_dir_all(parent).map_err(failed)?;
+    }
+    create_folder(folder).map_err(failed)?;
+    for shard in fs::read_dir(folder).map_err(failed)?.flatten() {
+        if !shard.file_type().is_ok_and(|t| t.is_dir()) {
+            continue;
+        }
+        for file in fs::read_dir(shard.path()).map_err(failed)?.flatten() {
+            if is_left_over(&file.file_name().to_string_lossy()) {
+                let _ = fs::remove_file(file.path());
+            }
+        }
+    }
+    Ok(folder.to_owned())
+}
+
+/// An unfinished file whose process is gone.
+fn is_left_over(name: &str) -> bool {
+    let pid = name.strip_suffix(UNFINISHED).and_then(|stem| stem.split('-').next());
+    pid.is_some_and(|pid| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::BoxPx;
+    use crate::row::{ImageId, Stage, Token};
+
+    fn claim() -> Claim {
+        let path = PathBuf::from("/photos/\"><img src=x>.jpg");
+        Claim { id: ImageId(7), token: Token(1), stage: Stage::Detect, path, prompt: None, seen: None, regions: None }
+    }
+
+    fn region(x0: f32) -> Region {
+        let bbox = BoxPx { x0, y0: 0.0, x1: 8.0, y1: 8.0 };
+        Region { bbox, label: Some("../../etc".into()), score: Some(0.5), crop: None, vector: None }
+    }
+
+    #[test]
+    fn a_crop_is_written_whole_and_named_by_id_and_digest() {
+        let folder = tempfile::tempdir().unwrap();
+        let pixels = RgbImage::from_pixel(16, 16, image::Rgb([200, 10, 10]));
+        let name = write_crop(folder.path(), &claim(), &region(1.0), &pixels).unwrap().unwrap();
+        assert!(name[3..].starts_with("7-") && name.ends_with(".jpg") && !name.contains(".."), "{name}");
+        assert_eq!(image::open(folder.path().join(&name)).unwrap().width(), 7);
+        let again = write_crop(folder.path(), &claim(), &region(1.2), &pixels).unwrap().unwrap();
+        assert_eq!(again, name, "low bits of a box must not make a second file");
+        assert_ne!(write_crop(folder.path(), &claim(), &region(3.0), &pixels).unwrap().unwrap(), name);
+        let left: Vec<_> = walk(folder.path()).into_iter().filter(|n| n.ends_with(UNFINISHED)).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+
+    #[test]
+    fn crops_are_never_written_through_a_symbolic_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let link = folder.path().join("crops");
+        std::os::unix::fs::symlink(elsewhere.path(), &link).unwrap();
+        assert!(matches!(prepare_folder(&link), Err(Error::StartUp(_))));
+        let pixels = RgbImage::new(16, 16);
+        let name = name(&claim(), &region(1.0));
+        std::os::unix::fs::symlink(elsewhere.path(), folder.path().join(&name[..2])).unwrap();
+        assert!(write_crop(folder.path(), &claim(), &region(1.0), &pixels).is_err());
+        assert!(walk(elsewhere.path()).is_empty());
+    }
+
+    #[test]
+    fn unfinished_files_of_dead_processes_are_removed_and_no_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let shard = folder.path().join("ab");
+        fs::create_dir(&shard).unwrap();
+        let own = format!("{}-0{UNFINISHED}", std::process::id());
+        for name in ["4194304-3.croprow-tmp", &own, "notes.croprow-tmp", "1-aa.jpg"] {
+            fs::write(shard.join(name), b"x").unwrap();
+        }
+        prepare_folder(folder.path()).unwrap();
+        let mut left = walk(folder.path());
+        left.sort();
+        assert_eq!(left, {
+            let mut kept = vec!["1-aa.jpg".to_owned(), own, "notes.croprow-tmp".to_owned()];
+            kept.sort();
+            kept
+        });
+    }
+
+    fn walk(folder: &Path) -> Vec<String> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(folder).unwrap().flatten() {
+            if entry.file_type().unwrap().is_dir() {
+                names.extend(walk(&entry.path()));
+            } else {
+                names.push(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+        names
+    }
+}

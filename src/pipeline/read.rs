@@ -1,0 +1,113 @@
+//! `read`: claims pages of pending rows until there are none. Owns no row longer than it takes to hand it on.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+
+use super::progress::Progress;
+use super::stop::Stop;
+use super::{Job, lock};
+use crate::config::Stale;
+use crate::db::Db;
+use crate::db::claim::Tokens;
+use crate::db::due::InForce;
+use crate::error::Error;
+use crate::row::{Claim, Stage};
+
+/// Rows claimed at once. A crash makes at most this many rows, and those in flight, be done again.
+pub(super) const PAGE_ROWS: usize = 64;
+
+/// How long to wait for rows in flight before looking for pending ones again.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Hands claims to `decode` until nothing is pending, `limit` is reached or a stop is asked for.
+pub(super) fn run(job: &Job<'_>, claimed: &Sender<Claim>) -> Result<(), Error> {
+    let mut reader = Reader {
+        db: job.db,
+        tokens: Tokens::new(job.run),
+        in_force: job.in_force,
+        stale: job.stale,
+        settled_to: Some(0),
+        cursors: [0; 2],
+        left: job.config.limit.unwrap_or(u64::MAX),
+    };
+    while !job.stop.is_asked() && reader.left > 0 {
+        let page = reader.next_page()?;
+        Progress::add(&job.progress.claimed, page.len() as u64);
+        if page.is_empty() && !reader.wait_for_more(job.progress, job.stop) {
+            return Ok(());
+        }
+        for claim in page {
+            if claimed.send(claim).is_err() {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Reader<'a> {
+    db: &'a Mutex<Db>,
+    tokens: Tokens,
+    in_force: InForce,
+    stale: Stale,
+    /// Where the sweep that makes rows due has come to; `None` when it is through.
+    settled_to: Option<i64>,
+    /// The last id claimed, per stage. Rows that become pending behind it are found when it goes back to 0.
+    cursors: [i64; 2],
+    left: u64,
+}
+
+impl Reader<'_> {
+    /// The next claims; empty when nothing is pending at the moment.
+    fn next_page(&mut self) -> Result<Vec<Claim>, Error> {
+        loop {
+            // Rows are made due in chunks between pages, so that the first page waits for one chunk only.
+            if let Some(after) = self.settled_to {
+                self.settled_to = lock(self.db).settle_chunk(after, self.in_force, self.stale)?;
+            }
+            for stage in Stage::ALL {
+                let due = match stage {
+                    Stage::Detect => self.in_force.detect.is_some(),
+                    Stage::Embed => self.in_force.embed.is_some(),
+                };
+                if due {
+                    let page = self.page_of(stage)?;
+                    if !page.is_empty() {
+                        self.left -= page.len() as u64;
+                        return Ok(page);
+                    }
+                }
+            }
+            if self.settled_to.is_none() {
+                return Ok(Vec::new());
+            }
+        }
+    }
+
+    fn page_of(&mut self, stage: Stage) -> Result<Vec<Claim>, Error> {
+        let rows = PAGE_ROWS.min(usize::try_from(self.left).unwrap_or(PAGE_ROWS));
+        let cursor = &mut self.cursors[stage as usize];
+        let mut page = lock(self.db).claim_page(&mut self.tokens, stage, *cursor, rows)?;
+        if page.is_empty() && *cursor > 0 {
+            *cursor = 0;
+            page = lock(self.db).claim_page(&mut self.tokens, stage, 0, rows)?;
+        }
+        if let Some(last) = page.last() {
+            *cursor = last.id.0;
+        }
+        Ok(page)
+    }
+
+    /// Rows in flight may become pending again (their file changed), and rows may be added meanwhile.
+    /// False when nothing is in flight any more.
+    fn wait_for_more(&mut self, progress: &Progress, stop: &Stop) -> bool {
+        if progress.in_flight() == 0 || stop.is_asked() {
+            return false;
+        }
+        std::thread::sleep(LOOK_AGAIN);
+        self.settled_to = Some(0);
+        true
+    }
+}

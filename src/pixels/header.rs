@@ -1,0 +1,258 @@
+//! What a file promises, read from its first few kilobytes: enough to refuse it, to turn it, and to
+//! reserve memory before any of it is used.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use image::{ExtendedColorType, ImageDecoder};
+
+use crate::config::DecodeConfig;
+use crate::geometry::{Orientation, Size};
+use crate::row::{FileStamp, RowCode, RowError};
+
+use super::container::{self, Outline};
+use super::jpeg::{self, JpegHeader};
+use super::open::{Refusal, guarded, open_regular};
+use super::orient;
+use super::sniff::{Format, Kind, SNIFF_BYTES, sniff};
+
+/// One read of this size holds the header of most photos; what lies between is seeked over.
+const READ_BYTES: usize = 8 * 1024;
+
+/// A longer side is refused: resizing costs a table proportional to it, whatever the other side is.
+const SIDE_MAX_PX: u32 = 1_000_000;
+
+/// For tables and buffers of a decoder that do not grow with the picture.
+const FIXED_BYTES: u64 = 1 << 20;
+
+/// No more of a JPEG is read than this plus [`JPEG_BYTES_PER_PIXEL`]: what comes after it is no picture.
+const JPEG_BYTES_MIN: u64 = 64 << 20;
+
+/// More than the worst compression of three components.
+const JPEG_BYTES_PER_PIXEL: u64 = 12;
+
+/// A file that may be decoded, and what that will cost.
+#[derive(Clone, Debug)]
+pub struct Probed {
+    /// The file.
+    pub path: PathBuf,
+    /// The file as it was when it was opened.
+    pub stamp: FileStamp,
+    /// Container by content.
+    pub format: Format,
+    /// Size in the file's header.
+    pub stored: Size,
+    /// Size after `orientation`.
+    pub upright: Size,
+    /// How it must be turned.
+    pub orientation: Orientation,
+    /// `exif` where a tag says so (also "1: upright"), `none` where there is none that applies.
+    pub orientation_source: &'static str,
+    /// Colour components in the file: 1 grey, 2 grey and alpha, 3 RGB, YCbCr or a palette, 4 CMYK or alpha.
+    pub components: u8,
+    /// Upper bound of the host memory that `decode` holds at any moment, in bytes.
+    pub worst_bytes: u64,
+    /// What remains afterwards: three bytes a pixel.
+    pub pixels_bytes: u64,
+    /// Size of the decoder's output, in bytes.
+    pub(super) output_bytes: u64,
+    /// What the decoder may allocate beside its output.
+    pub(super) limit_bytes: u64,
+    /// What it may spend on metadata.
+    pub(super) metadata_bytes: u64,
+    /// The container is longer than the file.
+    pub(super) cut: bool,
+}
+
+/// Opens a file, names it by its content and reads its header. Allocates nothing that grows with what the
+/// header claims.
+///
+/// # Errors
+/// `missing`, `permission`, `not_regular`, `bad_path`, `io`, `empty`, `not_an_image`, `unsupported`,
+/// `too_large`, `truncated` where the file ends inside its header, `decode`, `decoder_panic`. Every message
+/// begins with the path.
+pub fn probe(path: &Path, config: &DecodeConfig) -> Result<Probed, RowError> {
+    guarded(path, || {
+        let (file, stamp) = open_regular(path).map_err(|r| r.at(path))?;
+        probe_opened(path, &file, stamp, config).map_err(|r| r.at(path))
+    })
+}
+
+/// The same for an open file, read from its beginning.
+pub(super) fn probe_opened(
+    path: &Path,
+    file: &File,
+    stamp: FileStamp,
+    config: &DecodeConfig,
+) -> Result<Probed, Refusal> {
+    if stamp.size_bytes == 0 {
+        return Err(Refusal::new(RowCode::Empty, "the file is empty"));
+    }
+    let mut reader = BufReader::with_capacity(READ_BYTES, file);
+    let first_bytes = reader.fill_buf()?;
+    let format = match sniff(&first_bytes[..first_bytes.len().min(SNIFF_BYTES)]) {
+        Kind::Image(format) => format,
+        Kind::Unsupported(name) => {
+            return Err(Refusal::new(RowCode::Unsupported, format!("{name} images are not supported")));
+        }
+        Kind::NotImage(words) => return Err(Refusal::new(RowCode::NotAnImage, format!("no image but {words}"))),
+    };
+    let file_bytes = stamp.size_bytes.unsigned_abs();
+    let cost = match format {
+        Format::Jpeg => {
+            let header = jpeg::read_header(&mut reader)?;
+            check_size(header.stored, config)?;
+            jpeg_cost(&header, file_bytes)
+        }
+        _ => {
+            let outline = container::outline(format, &mut reader, file_bytes)?;
+            check_size(outline.stored, config)?;
+            other_cost(format, &outline, reader, file_bytes).map_err(|refusal| because_cut(refusal, outline.cut))?
+        }
+    };
+    Ok(cost.probed(path, stamp, format))
+}
+
+/// An error in a container that is longer than its file is the missing end's.
+pub(super) fn because_cut(refusal: Refusal, cut: bool) -> Refusal {
+    if cut && refusal.code == RowCode::Decode {
+        return Refusal::new(RowCode::Truncated, format!("the file ends early: {}", refusal.reason));
+    }
+    refusal
+}
+
+fn check_size(stored: Size, config: &DecodeConfig) -> Result<(), Refusal> {
+    let Size { width_px, height_px } = stored;
+    if stored.pixels() == 0 {
+        return Err(Refusal::new(RowCode::Decode, format!("a size of {width_px}x{height_px}")));
+    }
+    if stored.pixels() > config.max_pixels {
+        let (has, may) = (in_words(stored.pixels()), in_words(config.max_pixels));
+        let reason = format!("{has} ({width_px}x{height_px}) exceeds --max-pixels {may}; raise it with --max-pixels");
+        return Err(Refusal::new(RowCode::TooLarge, reason));
+    }
+    if width_px.max(height_px) > SIDE_MAX_PX {
+        let reason = format!("a side of {width_px}x{height_px} exceeds {SIDE_MAX_PX} px");
+        return Err(Refusal::new(RowCode::TooLarge, reason));
+    }
+    Ok(())
+}
+
+/// Megapixels where there are some.
+fn in_words(pixels: u64) -> String {
+    match pixels {
+        0..1_000_000 => format!("{pixels} px"),
+        n if n % 1_000_000 == 0 => format!("{} MP", n / 1_000_000),
+        // Rounded up, so that the greater number also looks greater.
+        n => format!("{:.1} MP", n.div_ceil(100_000) as f64 / 10.0),
+    }
+}
+
+/// The parts of a decode's memory.
+struct Cost {
+    stored: Size,
+    orientation: Option<Orientation>,
+    components: u8,
+    output_bytes: u64,
+    /// Beside the output and until it is complete.
+    decoder_bytes: u64,
+    limit_bytes: u64,
+    metadata_bytes: u64,
+    cut: bool,
+}
+
+impl Cost {
+    fn probed(self, path: &Path, stamp: FileStamp, format: Format) -> Probed {
+        let orientation = self.orientation.unwrap_or_default();
+        let pixels_bytes = 3 * self.stored.pixels();
+        // The conversion to RGB8 works in the output's own buffer; a turn needs a second picture, when
+        // the decoder is gone already.
+        let decoding = self.decoder_bytes + self.output_bytes.max(pixels_bytes);
+        let turning = if orientation.swaps_sides() { 2 * pixels_bytes } else { 0 };
+        Probed {
+            path: path.to_owned(),
+            stamp,
+            format,
+            stored: self.stored,
+            upright: orientation.upright(self.stored),
+            orientation,
+            orientation_source: if self.orientation.is_some() { "exif" } else { "none" },
+            components: self.components,
+            worst_bytes: FIXED_BYTES + decoding.max(turning),
+            pixels_bytes,
+            output_bytes: self.output_bytes,
+            limit_bytes: self.limit_bytes,
+            metadata_bytes: self.metadata_bytes,
+            cut: self.cut,
+        }
+    }
+}
+
+/// The file's bytes, its metadata once more (the decoder copies it), the coefficients where they are held
+/// at once, and a few rows of blocks of every component.
+fn jpeg_cost(header: &JpegHeader, file_bytes: u64) -> Cost {
+    let rows = 512 * (u64::from(header.stored.width_px) + 32);
+    let file = file_bytes.min(jpeg_bytes_max(header.stored));
+    Cost {
+        stored: header.stored,
+        orientation: header.exif.as_deref().and_then(orient::from_exif_block),
+        components: header.components,
+        output_bytes: header.stored.pixels() * if header.components == 1 { 1 } else { 3 },
+        decoder_bytes: file + header.header_bytes + header.coefficient_bytes() + rows,
+        limit_bytes: 0,
+        metadata_bytes: 0,
+        cut: false,
+    }
+}
+
+/// So much of a JPEG file is read and no more.
+pub(super) fn jpeg_bytes_max(stored: Size) -> u64 {
+    JPEG_BYTES_MIN + JPEG_BYTES_PER_PIXEL * stored.pixels()
+}
+
+/// Opens the decoder, which reads its header again, and asks it for the kind of its pixels.
+fn other_cost(
+    format: Format,
+    outline: &Outline,
+    mut reader: BufReader<&File>,
+    file_bytes: u64,
+) -> Result<Cost, Refusal> {
+    std::io::Seek::rewind(&mut reader)?;
+    let decoder = container::open_decoder(format, reader, outline.metadata_bytes)?;
+    let (pixels, width) = (outline.stored.pixels(), u64::from(outline.stored.width_px));
+    let output_bytes = decoder.total_bytes();
+    let cmyk = matches!(decoder.original_color_type(), ExtendedColorType::Cmyk8 | ExtendedColorType::Cmyk16);
+    let components = match format {
+        Format::Gif => 3,
+        _ if cmyk => 4,
+        _ => decoder.color_type().channel_count(),
+    };
+    // VP8 works on blocks of 16 by 16.
+    let blocks = (u64::from(outline.stored.width_px) + 15) * (u64::from(outline.stored.height_px) + 15);
+    let (decoder_bytes, limit_bytes) = match format {
+        // Chunks, and rows before and after unpacking.
+        Format::Png => (outline.metadata_bytes + 64 * width, outline.metadata_bytes),
+        // Planes (1.5), alpha (5) or lossless pixels (4 and a part); with animation frame and canvas (8).
+        Format::WebP => (file_bytes.min(12 * blocks + FIXED_BYTES) + blocks * if outline.animated { 13 } else { 7 }, 0),
+        // A first frame that is not as big as the canvas gets a buffer of its own.
+        Format::Gif => (4 * pixels, 4 * pixels),
+        Format::Bmp => (16 * width, 0),
+        Format::Tiff => {
+            let samples = if cmyk { output_bytes / 3 * 4 } else { output_bytes };
+            let chunk = samples.max(file_bytes.min(4 * samples + FIXED_BYTES));
+            (samples + 2 * chunk, samples + chunk)
+        }
+        Format::Jpeg => (0, 0),
+    };
+    Ok(Cost {
+        stored: outline.stored,
+        orientation: outline.orientation,
+        components,
+        output_bytes,
+        decoder_bytes,
+        limit_bytes,
+        metadata_bytes: outline.metadata_bytes,
+        cut: outline.cut,
+    })
+}

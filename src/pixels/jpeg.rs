@@ -1,0 +1,329 @@
+//! The markers of a JPEG file (ITU-T T.81, annex B): what its header promises, and whether its data
+//! reaches an end. Decodes nothing.
+
+use std::io::{self, BufRead, Read, Seek};
+
+use crate::geometry::Size;
+use crate::row::RowCode;
+
+use super::open::Refusal;
+
+/// Bytes that are no marker are skipped between segments, as libjpeg does it; a file with more of them
+/// than this is refused, so that a huge file of rubbish is not read to its end.
+const GARBAGE_LIMIT: u64 = 64 * 1024;
+
+/// One colour component of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Component {
+    horizontal: u8,
+    vertical: u8,
+}
+
+/// What stands before the first scan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JpegHeader {
+    /// As stored, before any turning.
+    pub stored: Size,
+    /// 1 grey, 3 YCbCr or RGB, 4 CMYK or YCCK.
+    pub components: u8,
+    /// Several passes over the whole picture.
+    pub progressive: bool,
+    /// Payload of the first Exif segment, with its `Exif\0\0`. Later ones are not looked at.
+    pub exif: Option<Vec<u8>>,
+    /// Bytes before the first scan.
+    pub header_bytes: u64,
+    /// A decoder must hold all coefficients at once: progressive, or one scan per component.
+    pub needs_coefficients: bool,
+    sampling: Vec<Component>,
+}
+
+impl JpegHeader {
+    /// Memory for all coefficients, 16 bits each, in whole blocks of 8 by 8. 0 where they are not held.
+    pub fn coefficient_bytes(&self) -> u64 {
+        if !self.needs_coefficients {
+            return 0;
+        }
+        let most = |f: fn(&Component) -> u8| u64::from(self.sampling.iter().map(f).max().unwrap_or(1).max(1));
+        let across = u64::from(self.stored.width_px).div_ceil(8 * most(|c| c.horizontal));
+        let down = u64::from(self.stored.height_px).div_ceil(8 * most(|c| c.vertical));
+        let blocks: u64 = self.sampling.iter().map(|c| u64::from(c.horizontal) * u64::from(c.vertical)).sum();
+        across * down * blocks * 64 * 2
+    }
+}
+
+/// Reads up to the first scan, skipping what it does not need.
+///
+/// # Errors
+/// `unsupported` names the coding; `truncated` where the file ends first; `decode` where no frame comes
+/// before the first scan or the end; `io`.
+pub(super) fn read_header<R: BufRead + Seek>(reader: &mut R) -> Result<JpegHeader, Refusal> {
+    let mut start = [0; 2];
+    reader.read_exact(&mut start)?;
+    let mut frame: Option<Frame> = None;
+    let mut exif = None;
+    loop {
+        let marker = next_marker(reader)?;
+        match marker {
+            // Parameterless: TEM, restarts, a second start.
+            0x01 | 0xd0..=0xd8 => continue,
+            0xd9 => return Err(Refusal::new(RowCode::Decode, "no picture before the end marker")),
+            _ => {}
+        }
+        let length = segment_length(reader)?;
+        match marker {
+            0xc0..=0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf | 0xf7 => {
+                // The first frame is the picture; more of them are the decoder's to refuse.
+                let read = read_frame(reader, marker, length)?;
+                frame.get_or_insert(read);
+            }
+            0xe1 if exif.is_none() => exif = read_exif(reader, length)?,
+            0xda => {
+                let frame = frame.ok_or_else(|| Refusal::new(RowCode::Decode, "a scan before any frame header"))?;
+                return finish(reader, frame, exif);
+            }
+            _ => reader.seek_relative(length)?,
+        }
+    }
+}
+
+struct Frame {
+    stored: Size,
+    progressive: bool,
+    sampling: Vec<Component>,
+}
+
+/// At the first scan's header: its number of components tells whether the scan holds all of the picture.
+fn finish<R: BufRead + Seek>(reader: &mut R, frame: Frame, exif: Option<Vec<u8>>) -> Result<JpegHeader, Refusal> {
+    let mut in_scan = [0; 1];
+    reader.read_exact(&mut in_scan)?;
+    Ok(JpegHeader {
+        stored: frame.stored,
+        components: frame.sampling.len() as u8,
+        progressive: frame.progressive,
+        exif,
+        header_bytes: reader.stream_position()?,
+        needs_coefficients: frame.progressive || usize::from(in_scan[0]) < frame.sampling.len(),
+        sampling: frame.sampling,
+    })
+}
+
+/// The byte after one or more 0xFF. Other bytes are skipped.
+fn next_marker<R: Read>(reader: &mut R) -> Result<u8, Refusal> {
+    let mut byte = [0; 1];
+    let mut after_ff = false;
+    for _ in 0..GARBAGE_LIMIT {
+        reader.read_exact(&mut byte)?;
+        match byte[0] {
+            0xff => after_ff = true,
+            0 => after_ff = false,
+            marker if after_ff => return Ok(marker),
+            _ => {}
+        }
+    }
+    Err(Refusal::new(RowCode::Decode, "no marker where one is due"))
+}
+
+/// Bytes that follow the length field.
+fn segment_length<R: Read>(reader: &mut R) -> Result<i64, Refusal> {
+    let mut length = [0; 2];
+    reader.read_exact(&mut length)?;
+    match u16::from_be_bytes(length) {
+        0 | 1 => Err(Refusal::new(RowCode::Decode, "a segment with an impossible length")),
+        n => Ok(i64::from(n) - 2),
+    }
+}
+
+fn read_frame<R: BufRead>(reader: &mut R, marker: u8, length: i64) -> Result<Frame, Refusal> {
+    let mut payload = vec![0; length as usize];
+    reader.read_exact(&mut payload)?;
+    let unsupported = |what: &str| Err(Refusal::new(RowCode::Unsupported, format!("{what} is not supported")));
+    match marker {
+        0xc0..=0xc2 => {}
+        0xc3 => return unsupported("lossless JPEG"),
+        0xc9..=0xcb | 0xcd..=0xcf => return unsupported("arithmetic-coded JPEG"),
+        0xf7 => return unsupported("JPEG-LS"),
+        _ => return unsupported("hierarchical JPEG"),
+    }
+    let [precision, h1, h0, w1, w0, count, components @ ..] = payload.as_slice() else {
+        return Err(Refusal::new(RowCode::Decode, "a frame header that is too short"));
+    };
+    if *precision != 8 {
+        return unsupported(&format!("{precision}-bit JPEG"));
+    }
+    let sampling: Vec<Component> = components
+        .chunks_exact(3)
+        .take(usize::from(*count))
+        .map(|c| Component { horizontal: c[1] >> 4, vertical: c[1] & 15 })
+        .collect();
+    if sampling.is_empty() || sampling.len() != usize::from(*count) {
+        return Err(Refusal::new(RowCode::Decode, "a frame header without its components"));
+    }
+    let stored = Size::new(u32::from(u16::from_be_bytes([*w1, *w0])), u32::from(u16::from_be_bytes([*h1, *h0])));
+    Ok(Frame { stored, progressive: marker == 0xc2, sampling })
+}
+
+/// The segment's payload where it is Exif; APP1 also carries XMP.
+fn read_exif<R: BufRead>(reader: &mut R, length: i64) -> io::Result<Option<Vec<u8>>> {
+    let mut payload = vec![0; length as usize];
+    reader.read_exact(&mut payload)?;
+    Ok(payload.starts_with(b"Exif\0").then_some(payload))
+}
+
+/// True where the picture's data is followed by its end marker. A thumbnail's end inside a segment does
+/// not count, nor does what comes after the end: trailing bytes, a second picture, a video.
+///
+/// Decoders fill what is missing with grey and say nothing, so this is the only sign of a file that was
+/// cut. Data that is damaged in its middle is not noticed.
+pub fn ends_properly(bytes: &[u8]) -> bool {
+    let mut at = 2;
+    let mut in_scan = false;
+    while let Some(marker_at) = find_marker(bytes, at) {
+        let marker = bytes[marker_at];
+        at = marker_at + 1;
+        match marker {
+            0xd9 => return in_scan,
+            0x01 | 0xd0..=0xd8 => {}
+            // Inside a scan only these may follow; any other marker there is damage that decoders pass over.
+            0xc4 | 0xcc | 0xda..=0xdd | 0xe0..=0xef | 0xfe => {
+                in_scan |= marker == 0xda;
+                at = segment_end(bytes, at);
+            }
+            _ if in_scan => {}
+            _ => at = segment_end(bytes, at),
+        }
+    }
+    false
+}
+
+/// Index of the byte after the next run of 0xFF that is not a stuffed zero.
+fn find_marker(bytes: &[u8], from: usize) -> Option<usize> {
+    let mut at = from;
+    loop {
+        at += bytes.get(at..)?.iter().position(|b| *b == 0xff)?;
+        while bytes.get(at) == Some(&0xff) {
+            at += 1;
+        }
+        if *bytes.get(at)? != 0 {
+            return Some(at);
+        }
+    }
+}
+
+/// End of the segment whose length field is at `at`; the end of the file where that is missing.
+fn segment_end(bytes: &[u8], at: usize) -> usize {
+    match bytes.get(at..).and_then(|rest| rest.first_chunk::<2>()) {
+        Some(length) => at + usize::from(u16::from_be_bytes(*length)).max(2),
+        None => bytes.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+
+    /// SOI, an Exif segment, a frame of 5 by 3 with 2x2 sampling, a scan, an end.
+    fn tiny(sof: u8) -> Vec<u8> {
+        let mut bytes = vec![0xff, 0xd8];
+        bytes.extend(b"\xff\xe1\x00\x0eExif\0\0one\xff\xd9!");
+        bytes.extend([0xff, sof, 0, 17, 8, 0, 3, 0, 5, 3, 1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1]);
+        bytes.extend(b"\xff\xe1\x00\x0bExif\0\0two");
+        bytes.extend([0xff, 0xda, 0, 12, 3, 1, 0, 2, 0x11, 3, 0x11, 0, 63, 0]);
+        bytes.extend([0x12, 0xff, 0, 0x34, 0xff, 0xd0, 0x56, 0xff, 0xff, 0xd1, 0x78, 0xff, 0xd9]);
+        bytes
+    }
+
+    fn header(bytes: &[u8]) -> Result<JpegHeader, Refusal> {
+        read_header(&mut Cursor::new(bytes))
+    }
+
+    #[test]
+    fn the_header_is_read_and_the_first_exif_wins() {
+        let h = header(&tiny(0xc0)).unwrap();
+        assert_eq!((h.stored, h.components, h.progressive), (Size::new(5, 3), 3, false));
+        assert_eq!(h.exif.as_deref(), Some(b"Exif\0\0one\xff\xd9!".as_slice()));
+        assert_eq!(h.coefficient_bytes(), 0);
+    }
+
+    #[test]
+    fn a_progressive_file_costs_its_coefficients_in_whole_blocks() {
+        let h = header(&tiny(0xc2)).unwrap();
+        assert!(h.progressive);
+        assert_eq!(h.coefficient_bytes(), 6 * 64 * 2);
+    }
+
+    #[test]
+    fn a_sequential_file_with_one_scan_per_component_costs_them_too() {
+        let mut bytes = tiny(0xc0);
+        let scan = bytes.windows(2).position(|w| w == [0xff, 0xda]).unwrap();
+        bytes[scan + 4] = 1;
+        assert_eq!(header(&bytes).unwrap().coefficient_bytes(), 6 * 64 * 2);
+    }
+
+    #[test]
+    fn codings_that_cannot_be_decoded_are_named() {
+        let cases = [
+            (0xc3, "lossless JPEG"),
+            (0xc5, "hierarchical JPEG"),
+            (0xc9, "arithmetic-coded JPEG"),
+            (0xca, "arithmetic-coded JPEG"),
+            (0xf7, "JPEG-LS"),
+        ];
+        for (sof, name) in cases {
+            let refusal = header(&tiny(sof)).unwrap_err();
+            assert_eq!(refusal.code, RowCode::Unsupported);
+            assert!(refusal.reason.starts_with(name), "{}", refusal.reason);
+        }
+        let mut twelve = tiny(0xc1);
+        let frame = twelve.windows(2).position(|w| w == [0xff, 0xc1]).unwrap();
+        twelve[frame + 4] = 12;
+        assert_eq!(header(&twelve).unwrap_err().reason, "12-bit JPEG is not supported");
+    }
+
+    #[test]
+    fn every_prefix_of_the_header_is_truncated() {
+        let bytes = tiny(0xc0);
+        let scan = bytes.windows(2).position(|w| w == [0xff, 0xda]).unwrap();
+        for end in 0..scan + 5 {
+            assert_eq!(header(&bytes[..end]).unwrap_err().code, RowCode::Truncated, "{end}");
+        }
+    }
+
+    #[test]
+    fn no_prefix_ends_properly_and_the_whole_does() {
+        let bytes = tiny(0xc0);
+        for end in 0..bytes.len() {
+            assert!(!ends_properly(&bytes[..end]), "{end}");
+        }
+        assert!(ends_properly(&bytes));
+    }
+
+    #[test]
+    fn what_follows_the_end_does_not_matter() {
+        for tail in [b"\0\0\0".as_slice(), b"\xff\xff\xff", b"trailing", &tiny(0xc0)[..40]] {
+            assert!(ends_properly(&[&tiny(0xc0), tail].concat()));
+        }
+    }
+
+    #[test]
+    fn several_scans_with_tables_between_them_are_walked() {
+        let mut bytes = tiny(0xc2);
+        bytes.truncate(bytes.len() - 2);
+        // A table whose payload looks like an end, then a second scan.
+        bytes.extend([0xff, 0xc4, 0, 4, 0xff, 0xd9]);
+        bytes.extend([0xff, 0xda, 0, 8, 1, 1, 0, 1, 5, 0, 0x9a]);
+        assert!(!ends_properly(&bytes));
+        bytes.extend([0xff, 0xd9]);
+        assert!(ends_properly(&bytes));
+    }
+
+    #[test]
+    fn rubbish_without_a_marker_is_not_read_for_ever() {
+        let mut bytes = vec![0xff, 0xd8];
+        bytes.resize(1 << 20, 0x41);
+        let mut cursor = Cursor::new(&bytes);
+        assert_eq!(read_header(&mut cursor).unwrap_err().code, RowCode::Decode);
+        assert!(cursor.position() < 100_000);
+    }
+}

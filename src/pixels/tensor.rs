@@ -1,0 +1,327 @@
+//! A region of a picture as a model's input, and as a JPEG file.
+//!
+//! Resizing equals Pillow's `Image.resize` on RGB8 within one grey level: antialiased convolution, first
+//! across and then down, each pass rounded to 8 bits. (One pass the other way round, which the resizer
+//! prefers, differs by more where a sharp filter overshoots.) Only what ends up in the input is computed:
+//! a centre crop costs the crop.
+
+use std::cell::RefCell;
+
+use fast_image_resize::images::{TypedCroppedImage, TypedImage, TypedImageRef};
+use fast_image_resize::pixels::U8x3;
+use fast_image_resize::{FilterType, ImageView, ResizeAlg, ResizeOptions, Resizer};
+use image::codecs::jpeg::JpegEncoder;
+use image::{ExtendedColorType, RgbImage};
+
+use crate::geometry::{BoxPx, Placement, Size};
+use crate::recipe::{Filter, Fit, ImageInput};
+use crate::row::{RowCode, RowError};
+
+/// Between the two passes a picture of the input's width and the region's height exists. Where that would
+/// be bigger, the passes change places if that helps; such regions are thousands of times as high as wide.
+const BETWEEN_BYTES_MAX: usize = 64 << 20;
+
+/// Scratch buffers above this are given back after use; there is one set per thread.
+const SCRATCH_BYTES_KEPT: usize = 16 << 20;
+
+/// A box in whole pixels of an image, at least 1x1 and inside of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IntBox {
+    /// First column.
+    pub x: u32,
+    /// First row.
+    pub y: u32,
+    /// Columns and rows.
+    pub size: Size,
+}
+
+/// The whole pixels that a region touches: its left and top rounded down, its right and bottom rounded up,
+/// clipped to an image of `size`, at least 1x1. `None` for a box that is not finite, is reversed or lies
+/// outside: the resizer would make a black picture of it and say nothing.
+pub fn crop_box(size: Size, region: BoxPx) -> Option<IntBox> {
+    let (x, width) = whole_pixels(region.x0, region.x1, size.width_px)?;
+    let (y, height) = whole_pixels(region.y0, region.y1, size.height_px)?;
+    Some(IntBox { x, y, size: Size::new(width, height) })
+}
+
+/// First pixel and number of pixels that `low..high` touches in `0..side`.
+fn whole_pixels(low: f32, high: f32, side: u32) -> Option<(u32, u32)> {
+    let (low, high) = (f64::from(low), f64::from(high));
+    // NaN fails every comparison.
+    let sound = low.is_finite() && high.is_finite() && low <= high && high >= 0.0 && low <= f64::from(side);
+    if !sound || side == 0 {
+        return None;
+    }
+    // The conversions saturate.
+    let first = (low.floor().max(0.0) as u32).min(side - 1);
+    let end = (high.ceil() as u32).clamp(first + 1, side);
+    Some((first, end - first))
+}
+
+/// Writes a region as `(v / 255 - mean) / std`, RGB, channel by channel (NCHW without the N), into `out`
+/// of [`ImageInput::values`] numbers. Returns where a pixel of the image lies in the input, measured over
+/// the region's whole pixels.
+///
+/// # Errors
+/// `nan_output` for a region that is not finite, reversed or outside; `model` where `out` has another
+/// length or a side of the input is 0.
+pub fn fill(image: &RgbImage, region: BoxPx, input: &ImageInput, out: &mut [f32]) -> Result<Placement, RowError> {
+    let crop = checked_crop(image, region)?;
+    if out.len() != input.values() || out.is_empty() {
+        let reason = format!("an input of {} values does not fit into {}", input.values(), out.len());
+        return Err(RowError::new(RowCode::Model, reason));
+    }
+    let plan = Plan::new(crop, input);
+    SCRATCH.with_borrow_mut(|scratch| {
+        let resized = scratch.resize(image, crop, &plan, input.filter)?;
+        write_tensor(resized, &plan, input, out);
+        scratch.shrink();
+        Ok(plan.placement)
+    })
+}
+
+/// A region as a baseline JPEG of `quality` 1..=100, in the region's whole pixels.
+///
+/// # Errors
+/// `nan_output` as [`fill`]; `crop_write` where a side is too long for a JPEG.
+pub fn encode_crop_jpeg(image: &RgbImage, region: BoxPx, quality: u8) -> Result<Vec<u8>, RowError> {
+    let crop = checked_crop(image, region)?;
+    let Size { width_px, height_px } = crop.size;
+    let row_bytes = 3 * image.width() as usize;
+    let (left, width) = (3 * crop.x as usize, 3 * width_px as usize);
+    let mut pixels = Vec::with_capacity(width * height_px as usize);
+    for row in image.as_raw().chunks_exact(row_bytes).skip(crop.y as usize).take(height_px as usize) {
+        pixels.extend_from_slice(&row[left..left + width]);
+    }
+    let mut jpeg = Vec::new();
+    JpegEncoder::new_with_quality(&mut jpeg, quality)
+        .encode(&pixels, width_px, height_px, ExtendedColorType::Rgb8)
+        .map_err(|e| RowError::new(RowCode::CropWrite, format!("a crop of {width_px}x{height_px}: {e}")))?;
+    Ok(jpeg)
+}
+
+fn checked_crop(image: &RgbImage, region: BoxPx) -> Result<IntBox, RowError> {
+    let size = Size::new(image.width(), image.height());
+    crop_box(size, region).ok_or_else(|| {
+        let BoxPx { x0, y0, x1, y1 } = region;
+        let reason = format!("a region {x0} {y0} {x1} {y1} that is no box in {}x{}", size.width_px, size.height_px);
+        RowError::new(RowCode::NanOutput, reason)
+    })
+}
+
+/// How a region gets into the input.
+struct Plan {
+    /// Part of the region that is used, in its pixels: start and length, across and down.
+    across: (f64, f64),
+    down: (f64, f64),
+    /// Size of that part in the input.
+    to: Size,
+    /// Where it begins in the input.
+    at: (u32, u32),
+    /// Grey level around it.
+    fill: u8,
+    placement: Placement,
+}
+
+impl Plan {
+    fn new(crop: IntBox, input: &ImageInput) -> Self {
+        match input.fit {
+            Fit::Squash => Self::squash(crop, input.size),
+            Fit::Pad { fill } => Self::pad(crop, input.size, fill),
+            Fit::Center { resize_shortest_px } => Self::center(crop, input.size, resize_shortest_px),
+        }
+    }
+
+    fn squash(crop: IntBox, input: Size) -> Self {
+        let (width, height) = sides(crop.size);
+        let scale = (f64::from(input.width_px) / width, f64::from(input.height_px) / height);
+        Self {
+            across: (0.0, width),
+            down: (0.0, height),
+            to: input,
+            at: (0, 0),
+            fill: 0,
+            placement: placement(crop, scale, (0.0, 0.0)),
+        }
+    }
+
+    /// Ultralytics' `LetterBox`. The way back uses the one ratio `r` for both axes and whole offsets, as
+    /// its `scale_boxes` does, although rounding makes the true ratios differ a little.
+    fn pad(crop: IntBox, input: Size, fill: u8) -> Self {
+        let (width, height) = sides(crop.size);
+        let r = (f64::from(input.width_px) / width).min(f64::from(input.height_px) / height);
+        // Python's `round` takes halves to the even side; a side that rounds to nothing keeps one pixel.
+        let side = |length: f64, most: u32| ((length * r).round_ties_even() as u32).clamp(1, most.max(1));
+        let to = Size::new(side(width, input.width_px), side(height, input.height_px));
+        let offset = |most: u32, used: u32| (f64::from(most - used) / 2.0 - 0.1).round_ties_even().max(0.0);
+        let (x, y) = (offset(input.width_px, to.width_px), offset(input.height_px, to.height_px));
+        Self {
+            across: (0.0, width),
+            down: (0.0, height),
+            to,
+            at: (x as u32, y as u32),
+            fill,
+            placement: placement(crop, (r, r), (x, y)),
+        }
+    }
+
+    /// Hugging Face: the short side becomes `shortest`, the long one `int(shortest * long / short)`, and
+    /// the crop begins at `(side - crop) // 2`. Where the crop is bigger, it is filled up with black.
+    fn center(crop: IntBox, input: Size, shortest: u32) -> Self {
+        let short = u64::from(crop.size.width_px.min(crop.size.height_px));
+        let side = |px: u32| (u64::from(shortest.max(1)) * u64::from(px) / short).max(1) as i64;
+        let middle = |px: u32, most: u32| {
+            let (resized, most) = (side(px), i64::from(most));
+            let cut = (resized - most).div_euclid(2);
+            let ratio = resized as f64 / f64::from(px);
+            let used = resized.min(most);
+            ((cut.max(0) as f64 / ratio, used as f64 / ratio), used as u32, cut, ratio)
+        };
+        let (across, width, cut_x, ratio_x) = middle(crop.size.width_px, input.width_px);
+        let (down, height, cut_y, ratio_y) = middle(crop.size.height_px, input.height_px);
+        Self {
+            across,
+            down,
+            to: Size::new(width, height),
+            at: (cut_x.min(0).unsigned_abs() as u32, cut_y.min(0).unsigned_abs() as u32),
+            fill: 0,
+            placement: placement(crop, (ratio_x, ratio_y), (-(cut_x as f64), -(cut_y as f64))),
+        }
+    }
+}
+
+fn sides(size: Size) -> (f64, f64) {
+    (f64::from(size.width_px), f64::from(size.height_px))
+}
+
+/// From pixels of the image; `scale` and `offset` are those of the crop.
+fn placement(crop: IntBox, scale: (f64, f64), offset: (f64, f64)) -> Placement {
+    Placement {
+        scale_x: scale.0 as f32,
+        scale_y: scale.1 as f32,
+        offset_x: (offset.0 - f64::from(crop.x) * scale.0) as f32,
+        offset_y: (offset.1 - f64::from(crop.y) * scale.1) as f32,
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
+}
+
+/// What a thread keeps between two calls.
+#[derive(Default)]
+struct Scratch {
+    resizer: Resizer,
+    between: Vec<u8>,
+    resized: Vec<u8>,
+}
+
+impl Scratch {
+    /// Resizes the used part of the crop to `plan.to`, interleaved RGB.
+    fn resize(&mut self, image: &RgbImage, crop: IntBox, plan: &Plan, filter: Filter) -> Result<&[u8], RowError> {
+        let whole = TypedImageRef::<U8x3>::from_buffer(image.width(), image.height(), image.as_raw());
+        let whole = whole.map_err(resize_failed)?;
+        let Size { width_px, height_px } = plan.to;
+        let bytes = |columns: u32, rows: u32| 3 * columns as usize * rows as usize;
+        self.resized.resize(bytes(width_px, height_px), 0);
+        let options = ResizeOptions::new().resize_alg(algorithm(filter));
+        let (first, rows) = rows_needed(plan, crop.size.height_px, filter);
+        let passes_change_places = bytes(width_px, rows) > BETWEEN_BYTES_MAX.max(bytes(crop.size.width_px, height_px));
+        if filter == Filter::Nearest || passes_change_places {
+            let view = TypedCroppedImage::from_ref(&whole, crop.x, crop.y, crop.size.width_px, crop.size.height_px);
+            let options = options.crop(plan.across.0, plan.down.0, plan.across.1, plan.down.1);
+            resize_into(&mut self.resizer, &view.map_err(resize_failed)?, &mut self.resized, plan.to, &options)?;
+            return Ok(&self.resized);
+        }
+        let view = TypedCroppedImage::from_ref(&whole, crop.x, crop.y + first, crop.size.width_px, rows);
+        let view = view.map_err(resize_failed)?;
+        let between = Size::new(width_px, rows);
+        self.between.resize(bytes(width_px, rows), 0);
+        let first_pass = options.crop(plan.across.0, 0.0, plan.across.1, f64::from(rows));
+        resize_into(&mut self.resizer, &view, &mut self.between, between, &first_pass)?;
+        let view = TypedImageRef::<U8x3>::from_buffer(width_px, rows, &self.between).map_err(resize_failed)?;
+        let second_pass = options.crop(0.0, plan.down.0 - f64::from(first), f64::from(width_px), plan.down.1);
+        resize_into(&mut self.resizer, &view, &mut self.resized, plan.to, &second_pass)?;
+        Ok(&self.resized)
+    }
+
+    fn shrink(&mut self) {
+        for buffer in [&mut self.between, &mut self.resized] {
+            if buffer.capacity() > SCRATCH_BYTES_KEPT {
+                *buffer = Vec::new();
+            }
+        }
+        if self.resizer.size_of_internal_buffers() > SCRATCH_BYTES_KEPT {
+            self.resizer.reset_internal_buffers();
+        }
+    }
+}
+
+fn resize_into(
+    resizer: &mut Resizer,
+    view: &impl ImageView<Pixel = U8x3>,
+    buffer: &mut [u8],
+    to: Size,
+    options: &ResizeOptions,
+) -> Result<(), RowError> {
+    let target = TypedImage::<U8x3>::from_buffer(to.width_px, to.height_px, buffer);
+    resizer.resize_typed(view, &mut target.map_err(resize_failed)?, options).map_err(resize_failed)
+}
+
+/// Sizes are checked before, so this would be a fault of this module; it still must not end the run.
+fn resize_failed(error: impl std::error::Error) -> RowError {
+    RowError::new(RowCode::Model, format!("resizing: {error}"))
+}
+
+/// Rows of a crop of `height` rows that the filter reads: first row and number of rows.
+fn rows_needed(plan: &Plan, height: u32, filter: Filter) -> (u32, u32) {
+    let (start, length) = plan.down;
+    let support = reach(filter) * (length / f64::from(plan.to.height_px)).max(1.0) + 1.0;
+    let first = ((start - support).floor().max(0.0) as u32).min(height - 1);
+    let end = ((start + length + support).ceil() as u32).clamp(first + 1, height);
+    (first, end - first)
+}
+
+/// Support of a filter, in pixels of the smaller picture.
+fn reach(filter: Filter) -> f64 {
+    match filter {
+        Filter::Nearest => 0.5,
+        Filter::Bilinear => 1.0,
+        Filter::Bicubic => 2.0,
+        Filter::Lanczos3 => 3.0,
+    }
+}
+
+/// Pillow's filters under the resizer's names: its bicubic has a = -0.5.
+fn algorithm(filter: Filter) -> ResizeAlg {
+    match filter {
+        Filter::Nearest => ResizeAlg::Nearest,
+        Filter::Bilinear => ResizeAlg::Convolution(FilterType::Bilinear),
+        Filter::Bicubic => ResizeAlg::Convolution(FilterType::CatmullRom),
+        Filter::Lanczos3 => ResizeAlg::Convolution(FilterType::Lanczos3),
+    }
+}
+
+/// Splits interleaved pixels into planes, with the filling around them.
+fn write_tensor(resized: &[u8], plan: &Plan, input: &ImageInput, out: &mut [f32]) {
+    let (width, left, top) = (input.size.width_px as usize, plan.at.0 as usize, plan.at.1 as usize);
+    let columns = plan.to.width_px as usize;
+    let whole = plan.to == input.size;
+    for (channel, plane) in out.chunks_exact_mut(input.size.pixels() as usize).enumerate() {
+        let levels = levels(input.mean[channel], input.std[channel]);
+        if !whole {
+            plane.fill(levels[usize::from(plan.fill)]);
+        }
+        let rows = plane.chunks_exact_mut(width).skip(top);
+        for (row, pixels) in rows.zip(resized.chunks_exact(3 * columns)) {
+            for (value, pixel) in row[left..left + columns].iter_mut().zip(pixels.chunks_exact(3)) {
+                *value = levels[usize::from(pixel[channel])];
+            }
+        }
+    }
+}
+
+/// The number of every grey level, computed as the reference does it, in f32.
+fn levels(mean: f32, std: f32) -> [f32; 256] {
+    std::array::from_fn(|level| (level as f32 / 255.0 - mean) / std)
+}

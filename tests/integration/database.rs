@@ -1,0 +1,287 @@
+//! Pages, claims, conditional commits, identity of rows, what is refused untouched.
+
+use std::path::{Path, PathBuf};
+
+use croprow::config::Stale;
+use croprow::db::Db;
+use croprow::db::claim::Tokens;
+use croprow::db::due::InForce;
+use croprow::db::recipes::StoredRecipe;
+use croprow::db::runs::NewRun;
+use croprow::error::Error;
+use croprow::geometry::BoxPx;
+use croprow::row::{Claim, FileStamp, Finished, NewRow, Outcome, Region, RowCode, RowError, Stage};
+use rusqlite::Connection;
+
+use crate::support::dump::{assert_sound, number};
+
+fn row(path: &str) -> NewRow {
+    NewRow { path: PathBuf::from(path), key: None, prompt: None, tag: None, stamp: None }
+}
+
+fn add(db: &mut Db, rows: Vec<NewRow>) -> croprow::db::add::Added {
+    db.add(|sink| rows.into_iter().try_for_each(sink)).unwrap()
+}
+
+fn recipe(name: &'static str) -> StoredRecipe<'static> {
+    StoredRecipe { body: name, model_digest: name, model_path: Path::new(name) }
+}
+
+fn begin(db: &mut Db, in_force: InForce) -> Tokens {
+    let new = NewRun { device: "cpu", device_note: None, runtime: "fake", settings: "{}", in_force };
+    Tokens::new(db.begin_run(&new).unwrap())
+}
+
+fn region(x0: f32, vector: Option<Vec<f32>>) -> Region {
+    let bbox = BoxPx { x0, y0: 0.0, x1: x0 + 10.0, y1: 10.0 };
+    Region { bbox, label: Some("cat".into()), score: Some(0.5), crop: None, vector }
+}
+
+fn done(claim: &Claim, regions: Vec<Region>, embed: Option<Result<(), RowError>>) -> Finished {
+    let outcome = Outcome::Done { regions, embed };
+    Finished { id: claim.id, token: claim.token, stage: claim.stage, facts: None, outcome }
+}
+
+/// A database in a folder of its own, with both kinds of model in force.
+fn database(rows: usize) -> (tempfile::TempDir, PathBuf, Db, Tokens, InForce) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("photos.db");
+    let mut db = Db::open_or_create(&path).unwrap();
+    add(&mut db, (0..rows).map(|i| row(&format!("/p/{i:06}.jpg"))).collect());
+    let in_force = db.put_in_force(Some(recipe("d1")), Some(recipe("e1"))).unwrap();
+    let tokens = begin(&mut db, in_force);
+    (folder, path, db, tokens, in_force)
+}
+
+#[test]
+fn pages_come_in_order_and_no_row_comes_twice() {
+    let (_folder, path, mut db, mut tokens, _) = database(25);
+    let mut seen = Vec::new();
+    let mut after = 0;
+    loop {
+        let page = db.claim_page(&mut tokens, Stage::Detect, after, 10).unwrap();
+        let Some(last) = page.last() else { break };
+        after = last.id.0;
+        assert!(page.iter().all(|c| c.token == page[0].token && c.stage == Stage::Detect));
+        seen.extend(page.iter().map(|c| c.id.0));
+    }
+    assert_eq!(seen, (1..=25).collect::<Vec<_>>());
+    assert!(db.claim_page(&mut tokens, Stage::Detect, 0, 10).unwrap().is_empty());
+    assert_eq!(number(&path, "SELECT sum(detect_attempts) FROM images"), 25, "attempts are counted with the claim");
+    assert_sound(&path);
+}
+
+#[test]
+fn a_result_without_the_token_is_dropped() {
+    let (_folder, path, mut db, mut tokens, in_force) = database(2);
+    let late = db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap();
+    // Somebody takes the rows away, and another claims one of them.
+    let mut other = begin(&mut db, in_force);
+    Connection::open(&path)
+        .unwrap()
+        .execute("UPDATE images SET detect_state = 'pending', run_id = NULL, token = NULL", [])
+        .unwrap();
+    let taken = db.claim_page(&mut other, Stage::Detect, 0, 1).unwrap();
+    let batch: Vec<Finished> =
+        late.iter().map(|c| done(c, vec![region(0.0, Some(vec![1.0; 4]))], Some(Ok(())))).collect();
+    let committed = db.commit_batch(&batch, in_force).unwrap();
+    assert_eq!((committed.done, committed.dropped), (0, 2));
+    assert_eq!(number(&path, "SELECT count(*) FROM regions"), 0);
+    let committed = db.commit_batch(&[done(&taken[0], vec![], Some(Ok(())))], in_force).unwrap();
+    assert_eq!((committed.done, committed.dropped), (1, 0));
+    assert_sound(&path);
+}
+
+#[test]
+fn a_region_that_did_not_change_keeps_its_id_and_its_vectors() {
+    let (_folder, path, mut db, mut tokens, in_force) = database(1);
+    let claim = db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap().remove(0);
+    let regions = vec![region(0.0, Some(vec![1.0, 2.0])), region(50.0, Some(vec![3.0, 4.0]))];
+    db.commit_batch(&[done(&claim, regions, Some(Ok(())))], in_force).unwrap();
+    let first = number(&path, "SELECT id FROM regions WHERE x0 < 1");
+
+    let redo = db.put_in_force(Some(recipe("d2")), Some(recipe("e1"))).unwrap();
+    assert_eq!(db.settle_chunk(0, redo, Stale::Redo).unwrap(), Some(1));
+    let claim = db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap().remove(0);
+    // The second is gone, a third is new, the first moved by less than a hundredth of a pixel.
+    let regions = vec![region(0.004, None), region(90.0, None)];
+    db.commit_batch(&[done(&claim, regions, None)], redo).unwrap();
+    assert_eq!(number(&path, "SELECT id FROM regions WHERE x0 < 1"), first);
+    assert_eq!(number(&path, "SELECT count(*) FROM regions"), 2);
+    assert_eq!(number(&path, "SELECT region_id FROM embeddings"), first);
+    assert_sound(&path);
+}
+
+#[test]
+fn no_object_found_is_done_with_zero_regions() {
+    let (_folder, path, mut db, mut tokens, in_force) = database(1);
+    let claim = db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap().remove(0);
+    db.commit_batch(&[done(&claim, vec![], Some(Ok(())))], in_force).unwrap();
+    assert_eq!(number(&path, "SELECT count(*) FROM images WHERE detect_state = 'done' AND embed_state = 'done'"), 1);
+}
+
+#[test]
+fn an_embedder_that_fails_leaves_the_regions_standing() {
+    let (_folder, path, mut db, mut tokens, in_force) = database(1);
+    let claim = db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap().remove(0);
+    let error = RowError::new(RowCode::NanOutput, "/p/000000.jpg: the vector holds NaN");
+    let committed = db.commit_batch(&[done(&claim, vec![region(0.0, None)], Some(Err(error)))], in_force).unwrap();
+    assert_eq!((committed.done, committed.failed, committed.detected), (0, 1, 1));
+    assert_eq!(number(&path, "SELECT count(*) FROM failures WHERE stage = 'embed' AND code = 'nan_output'"), 1);
+    assert_eq!(number(&path, "SELECT count(*) FROM results WHERE embedded = 0"), 1);
+
+    assert_eq!(db.retry(Some(RowCode::Missing)).unwrap(), 0);
+    assert_eq!(db.retry(Some(RowCode::NanOutput)).unwrap(), 1);
+    let again = db.claim_page(&mut tokens, Stage::Embed, 0, 1).unwrap().remove(0);
+    assert_eq!(again.regions.as_ref().map(Vec::len), Some(1), "regions come with the claim");
+    db.commit_batch(&[done(&again, vec![region(0.0, Some(vec![1.0]))], Some(Ok(())))], in_force).unwrap();
+    assert_eq!(number(&path, "SELECT count(*) FROM results WHERE embedded = 1"), 1);
+    assert_sound(&path);
+}
+
+#[test]
+fn the_same_row_twice_is_one_row_and_a_changed_prompt_is_pending_again() {
+    let (_folder, path, mut db, mut tokens, in_force) = database(0);
+    let keyed = |path: &str, prompt: &str| NewRow { key: Some("k1".into()), prompt: Some(prompt.into()), ..row(path) };
+    let rows = vec![row("/p/a.jpg"), keyed("/p/b.jpg", "cat."), keyed("/p/b.jpg", "cat."), row("/p/a.jpg")];
+    let added = add(&mut db, rows);
+    assert_eq!((added.new, added.changed, added.known), (2, 0, 2));
+    for claim in db.claim_page(&mut tokens, Stage::Detect, 0, 10).unwrap() {
+        db.commit_batch(&[done(&claim, vec![], Some(Ok(())))], in_force).unwrap();
+    }
+    let added = add(&mut db, vec![keyed("/p/b.jpg", "dog."), row("/p/a.jpg")]);
+    assert_eq!((added.new, added.changed, added.known), (0, 1, 1));
+    assert_eq!(number(&path, "SELECT count(*) FROM images WHERE detect_state = 'pending' AND prompt = 'dog.'"), 1);
+    // A key is an identity of its own: the same path without it is another row.
+    assert_eq!(add(&mut db, vec![row("/p/b.jpg")]).new, 1);
+    // A source that says nothing of prompt and tag changes neither.
+    let silent = NewRow { prompt: None, ..keyed("/p/b.jpg", "") };
+    assert_eq!(add(&mut db, vec![silent]).known, 1);
+    let tagged = NewRow { tag: Some("holiday".into()), prompt: None, ..keyed("/p/b.jpg", "") };
+    assert_eq!(add(&mut db, vec![tagged]).known, 1);
+    assert_eq!(number(&path, "SELECT count(*) FROM images WHERE tag = 'holiday' AND prompt = 'dog.'"), 1);
+    assert_sound(&path);
+}
+
+#[test]
+fn a_file_that_changed_since_its_decode_is_pending_again() {
+    let (_folder, path, mut db, mut tokens, in_force) = database(0);
+    let stamped = |mtime_ns| NewRow { stamp: Some(FileStamp { size_bytes: 10, mtime_ns }), ..row("/p/a.jpg") };
+    add(&mut db, vec![stamped(1)]);
+    assert_eq!(add(&mut db, vec![stamped(2)]).known, 1, "before a decode there is nothing to compare with");
+    let claim = db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap().remove(0);
+    db.commit_batch(&[done(&claim, vec![], Some(Ok(())))], in_force).unwrap();
+    let conn = Connection::open(&path).unwrap();
+    conn.execute("UPDATE images SET file_size_bytes = 10, file_mtime_ns = 2", []).unwrap();
+    assert_eq!(add(&mut db, vec![stamped(2)]).known, 1);
+    assert_eq!(db.retry_changed(|_| Some(FileStamp { size_bytes: 10, mtime_ns: 2 })).unwrap(), 0);
+    assert_eq!(db.retry_changed(|_| None).unwrap(), 0, "a file that is gone keeps its results");
+    assert_eq!(add(&mut db, vec![stamped(3)]).changed, 1);
+    assert_eq!(number(&path, "SELECT count(*) FROM images WHERE detect_state = 'pending'"), 1);
+    assert_sound(&path);
+}
+
+#[test]
+fn names_that_are_not_utf8_survive() {
+    use std::os::unix::ffi::OsStrExt;
+    let (_folder, path, mut db, mut tokens, _) = database(0);
+    let name = PathBuf::from(std::ffi::OsStr::from_bytes(b"/p/\xff\xfe\n'\".jpg"));
+    let rows = vec![NewRow { path: name.clone(), ..row("") }];
+    assert_eq!(add(&mut db, rows.clone()).new, 1);
+    assert_eq!(add(&mut db, rows).known, 1);
+    assert_eq!(db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap()[0].path, name);
+    assert_eq!(number(&path, "SELECT count(*) FROM images WHERE typeof(path) = 'blob'"), 1);
+}
+
+#[test]
+fn an_error_in_a_source_adds_nothing() {
+    let (_folder, path, mut db, ..) = database(0);
+    let failed = db.add(|sink| {
+        sink(row("/p/a.jpg"))?;
+        Err(Error::Usage("line 2 is bad".into()))
+    });
+    assert!(failed.is_err());
+    assert_eq!(number(&path, "SELECT count(*) FROM images"), 0);
+}
+
+#[test]
+fn rows_put_in_by_hand_are_found() {
+    let (_folder, path, mut db, mut tokens, in_force) = database(0);
+    Connection::open(&path).unwrap().execute("INSERT INTO images (path) VALUES ('/p/by-hand.jpg')", []).unwrap();
+    db.settle_chunk(0, in_force, Stale::Keep).unwrap();
+    assert_eq!(db.claim_page(&mut tokens, Stage::Detect, 0, 10).unwrap().len(), 1);
+}
+
+#[test]
+fn rows_of_a_dead_process_are_taken_back_and_those_of_a_live_one_are_not() {
+    let (_folder, path, mut db, mut tokens, in_force) = database(4);
+    db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap();
+    assert!(db.rescue_dead_runs().unwrap().is_empty(), "this process lives");
+    assert!(db.has_live_run().unwrap());
+    // The same pid, but another process: it started at another time.
+    Connection::open(&path).unwrap().execute("UPDATE runs SET pid_started = pid_started - 1", []).unwrap();
+    assert!(!db.has_live_run().unwrap());
+    let rescued = db.rescue_dead_runs().unwrap();
+    assert_eq!(rescued.iter().map(|r| r.1).sum::<usize>(), 2);
+    assert_eq!(number(&path, "SELECT count(*) FROM images WHERE detect_state = 'pending'"), 4);
+    // On another host it is the heartbeat that tells.
+    let mut tokens = begin(&mut db, in_force);
+    db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap();
+    let conn = Connection::open(&path).unwrap();
+    conn.execute("UPDATE runs SET host = 'elsewhere', pid_started = 1 WHERE ended_at IS NULL", []).unwrap();
+    assert!(db.rescue_dead_runs().unwrap().is_empty());
+    conn.execute("UPDATE runs SET heartbeat_at = heartbeat_at - 301 WHERE ended_at IS NULL", []).unwrap();
+    assert_eq!(db.rescue_dead_runs().unwrap().len(), 1);
+    assert_sound(&path);
+}
+
+#[test]
+fn what_is_no_croprow_database_is_refused_untouched() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |name: &str, make: &dyn Fn(&Path), reason: &str| {
+        let path = folder.path().join(name);
+        make(&path);
+        let before = std::fs::read(&path).unwrap_or_default();
+        for opened in [Db::open(&path), Db::open_or_create(&path), Db::open_read_only(&path)] {
+            let error = opened.unwrap_err();
+            assert!(error.to_string().contains(reason), "{name}: {error}");
+            assert!(error.to_string().contains(name), "{error}");
+            assert_eq!(error.exit_code(), 1);
+        }
+        assert_eq!(std::fs::read(&path).unwrap_or_default(), before, "{name} was touched");
+    };
+    refused("empty.db", &|p| std::fs::write(p, b"").unwrap(), "is empty");
+    refused("text.db", &|p| std::fs::write(p, b"hello, this is text").unwrap(), "not an SQLite database");
+    refused(
+        "foreign.db",
+        &|p| Connection::open(p).unwrap().execute_batch("CREATE TABLE mine (id); INSERT INTO mine VALUES (1)").unwrap(),
+        "another program",
+    );
+    refused(
+        "newer.db",
+        &|p| {
+            drop(Db::open_or_create(p).unwrap());
+            Connection::open(p)
+                .unwrap()
+                .execute_batch("PRAGMA user_version = 999; PRAGMA journal_mode = DELETE")
+                .unwrap();
+        },
+        "use a newer croprow",
+    );
+    refused("folder.db", &|p| std::fs::create_dir(p).unwrap(), "not a regular file");
+    let missing = Db::open(&folder.path().join("missing.db")).unwrap_err();
+    assert!(missing.to_string().contains("croprow add"), "{missing}");
+    assert!(!folder.path().join("missing.db").exists());
+}
+
+#[test]
+fn a_damaged_database_is_named_with_a_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("damaged.db");
+    let mut bytes = b"SQLite format 3\0".to_vec();
+    bytes.extend(std::iter::repeat_n(0xa5, 4080));
+    std::fs::write(&path, &bytes).unwrap();
+    let error = Db::open(&path).unwrap_err();
+    assert!(error.to_string().contains("damaged.db"), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+}

@@ -1,0 +1,7 @@
+//! The program's parts together: database, pipeline with fake models, the command line with real ones.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod database;
+mod pipeline;

@@ -1,0 +1,203 @@
+//! Fake models behind the real traits. Deterministic from the pixels, independent of the batch.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use croprow::config::{DecodeConfig, DetectConfig, EmbedConfig, MAX_PIXELS_DEFAULT, RunConfig, Stale};
+use croprow::db::Db;
+use croprow::db::recipes::StoredRecipe;
+use croprow::db::runs::NewRun;
+use croprow::error::Error;
+use croprow::geometry::{BoxPx, Size};
+use croprow::model::device::EffectiveDevice;
+use croprow::model::{Detector, Embedder, ModelError, Models, Terminator};
+use croprow::pipeline::progress::Progress;
+use croprow::pipeline::stop::Stop;
+use croprow::pipeline::{self, Job, Summary};
+use croprow::recipe::{Filter, Fit, ImageInput, Keep, OnEmpty, Selection, Truncated};
+use croprow::row::{Detection, NewRow, RowCode, RowError};
+use ndarray::{Array4, ArrayView3, Axis};
+
+/// How the fakes behave.
+#[derive(Clone, Default)]
+pub struct Behaviour {
+    /// Time that each call of a session takes.
+    pub call: Duration,
+    /// Calls with more images fail as a whole.
+    pub largest_batch: Option<usize>,
+    /// Every call fails.
+    pub broken: bool,
+    /// Every call says that the device is gone.
+    pub lost: bool,
+    /// Vectors of pictures whose first value is below this are NaN.
+    pub nan_below: f32,
+}
+
+fn input(side_px: u32, fit: Fit) -> ImageInput {
+    ImageInput { size: Size::new(side_px, side_px), filter: Filter::Bilinear, fit, mean: [0.0; 3], std: [1.0; 3] }
+}
+
+struct FakeDetector(ImageInput, Behaviour);
+struct FakeEmbedder(ImageInput, Behaviour);
+
+impl Behaviour {
+    fn check(&self, batch: &Array4<f32>) -> Result<(), ModelError> {
+        std::thread::sleep(self.call);
+        if self.lost {
+            return Err(ModelError::DeviceLost("CUDA error 719: unspecified launch failure".into()));
+        }
+        if self.broken || self.largest_batch.is_some_and(|n| batch.shape()[0] > n) {
+            return Err(ModelError::Failed("refused".into()));
+        }
+        Ok(())
+    }
+}
+
+/// A whole number made of all pixels.
+fn fingerprint(image: ArrayView3<'_, f32>) -> u64 {
+    image.iter().fold(17_u64, |sum, v| sum.wrapping_mul(31).wrapping_add(u64::from((v * 255.0).round() as u32)))
+}
+
+impl Detector for FakeDetector {
+    fn input(&self) -> &ImageInput {
+        &self.0
+    }
+
+    fn labels(&self) -> Arc<[String]> {
+        Arc::from(["cat".to_owned(), "dog".to_owned()])
+    }
+
+    fn fixed_batch(&self) -> Option<usize> {
+        None
+    }
+
+    fn terminator(&self) -> Terminator {
+        Terminator::default()
+    }
+
+    fn detect(&mut self, batch: &Array4<f32>, floor: f32) -> Result<Vec<Result<Vec<Detection>, RowError>>, ModelError> {
+        self.1.check(batch)?;
+        let one = |image: ArrayView3<'_, f32>| {
+            let seed = fingerprint(image);
+            let boxes = (0..seed % 4).map(|i| Detection {
+                bbox: BoxPx::from_center(6.0 + 7.0 * i as f32, 16.0, 5.0 + (seed % 3) as f32, 8.0),
+                class_index: ((seed >> i) % 2) as usize,
+                score: 0.4 + 0.1 * i as f32,
+            });
+            Ok(boxes.filter(|d| d.score > floor).collect())
+        };
+        Ok(batch.axis_iter(Axis(0)).map(one).collect())
+    }
+}
+
+impl Embedder for FakeEmbedder {
+    fn input(&self) -> &ImageInput {
+        &self.0
+    }
+
+    fn dim(&self) -> usize {
+        8
+    }
+
+    fn fixed_batch(&self) -> Option<usize> {
+        None
+    }
+
+    fn terminator(&self) -> Terminator {
+        Terminator::default()
+    }
+
+    fn embed(&mut self, batch: &Array4<f32>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError> {
+        self.1.check(batch)?;
+        let one = |image: ArrayView3<'_, f32>| {
+            if image[[0, 0, 0]] < self.1.nan_below {
+                return Err(RowError::new(RowCode::NanOutput, "the vector holds NaN"));
+            }
+            let seed = fingerprint(image);
+            Ok((0..8).map(|i| ((seed >> (8 * i)) % 251) as f32 / 251.0).collect())
+        };
+        Ok(batch.axis_iter(Axis(0)).map(one).collect())
+    }
+}
+
+/// What to run.
+#[derive(Clone)]
+pub struct Setup {
+    pub detector: Option<&'static str>,
+    pub embedder: Option<&'static str>,
+    pub stale: Stale,
+    pub behaviour: Behaviour,
+    pub config: RunConfig,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            detector: Some("fake-detector-1"),
+            embedder: Some("fake-embedder-1"),
+            stale: Stale::Keep,
+            behaviour: Behaviour::default(),
+            config: RunConfig {
+                detect: None,
+                embed: None,
+                decode: DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail },
+                crops: None,
+                limit: None,
+                threads: 2,
+                batch: 4,
+                memory_bytes: 64 << 20,
+            },
+        }
+    }
+}
+
+/// Runs the real pipeline with fake models on a database.
+pub fn run(db: &Path, setup: &Setup) -> Result<Summary, Error> {
+    run_until(db, setup, &Stop::default())
+}
+
+/// The same with a stop that somebody else holds.
+pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error> {
+    let mut db = Db::open(db)?;
+    db.rescue_dead_runs()?;
+    let recipe = |name: &'static str| StoredRecipe { body: name, model_digest: name, model_path: Path::new(name) };
+    let in_force = db.put_in_force(setup.detector.map(recipe), setup.embedder.map(recipe))?;
+    let new = NewRun { device: "cpu", device_note: None, runtime: "fake", settings: "{}", in_force };
+    let run = db.begin_run(&new)?;
+    let mut config = setup.config.clone();
+    let selection = Selection { box_threshold: 0.3, nms_iou: 0.45, keep: Keep::All, on_empty: OnEmpty::Skip };
+    config.detect = setup.detector.map(|name| DetectConfig { model: name.into(), selection });
+    config.embed = setup.embedder.map(|name| EmbedConfig { model: name.into(), crop_fit: None, normalize: None });
+    let models = Models {
+        detector: setup.detector.map(|_| -> Box<dyn Detector> {
+            Box::new(FakeDetector(input(32, Fit::Pad { fill: 114 }), setup.behaviour.clone()))
+        }),
+        embedder: setup
+            .embedder
+            .map(|_| -> Box<dyn Embedder> { Box::new(FakeEmbedder(input(16, Fit::Squash), setup.behaviour.clone())) }),
+        device: EffectiveDevice::cpu(None),
+        notes: Vec::new(),
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let (db, progress) = (Mutex::new(db), Progress::default());
+    let job =
+        Job { config: &config, db: &db, run, in_force, stale: setup.stale, pool: &pool, progress: &progress, stop };
+    let result = pipeline::run(&job, models);
+    let mut db = db.into_inner().unwrap();
+    let how = if result.is_ok() { "complete" } else { "error" };
+    db.end_run(run, how, 0, Progress::get(&progress.done), Progress::get(&progress.failed))?;
+    result
+}
+
+/// A new database with these files as its rows.
+pub fn database(db: &Path, files: &[std::path::PathBuf]) {
+    let mut db = Db::open_or_create(db).unwrap();
+    db.add(|sink| {
+        for path in files {
+            sink(NewRow { path: path.clone(), key: None, prompt: None, tag: None, stamp: None })?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
