@@ -6,11 +6,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-#[path = "models/children.rs"]
 mod children;
-#[path = "models/onnx.rs"]
 mod onnx;
-#[path = "models/refused.rs"]
 mod refused;
 
 use std::collections::BTreeMap;
