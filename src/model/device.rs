@@ -6,12 +6,15 @@ use std::path::Path;
 use ort::ep::{self, ArenaExtendStrategy, ExecutionProviderDispatch};
 
 use super::library::Runtime;
-use super::session;
+use super::{elf, session};
 use crate::config::Device;
 use crate::error::Error;
 
 /// One of these is there where an NVIDIA driver is loaded; the last is WSL's.
 const DRIVER_SIGNS: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg"];
+
+/// What the runtime library loads for CUDA, from beside itself.
+const PROVIDER_LIBRARIES: [&str; 2] = ["libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so"];
 
 /// `y = Identity(x)`, x of one f32: ONNX, IR 8, opset 13. The smallest graph that makes the runtime open a device.
 const PROBE: &[u8] = b"\x08\x08\x3a\x37\x0a\x10\x0a\x01x\x12\x01y\x22\x08Identity\x12\x01p\x5a\x0f\x0a\x01x\x12\x0a\x0a\x08\x08\x01\x12\x04\x0a\x02\x08\x01\x62\x0f\x0a\x01y\x12\x0a\x0a\x08\x08\x01\x12\x04\x0a\x02\x08\x01\x42\x04\x0a\x00\x10\x0d";
@@ -65,6 +68,15 @@ fn has_driver() -> bool {
 }
 
 fn try_cuda(runtime: &Runtime, number: u32) -> Result<(), String> {
+    for name in PROVIDER_LIBRARIES {
+        let path = runtime.path.with_file_name(name);
+        if path.is_file() && elf::is_cut_short(&path).unwrap_or(false) {
+            return Err(format!(
+                "{} is cut short; fetch it again with scripts/fetch-runtime.sh --cuda",
+                path.display()
+            ));
+        }
+    }
     preload_neighbours(&runtime.path);
     let opened =
         session::builder(runtime, &EffectiveDevice::cuda(number)).and_then(|mut b| b.commit_from_memory(PROBE));

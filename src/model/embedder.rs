@@ -60,7 +60,7 @@ impl VectorModel {
             ))
         })?;
         let dim = dim_of(&graph.outputs[output].dims, pooling);
-        let note = graph.try_batch(input.size, output);
+        let note = graph.settle_batch(input.size, output)?;
         let normalize = config.normalize.or(card.embedder.normalize).unwrap_or(false);
         Ok((Self { graph, input, output, pooling, dim, normalize }, note))
     }

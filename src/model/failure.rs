@@ -51,13 +51,14 @@ const CUDA_OUT_OF_MEMORY: u32 = 2;
 
 /// The error of a call, from what the runtime says.
 pub(super) fn classify(text: &str) -> ModelError {
+    let text = plain(text);
     let lower = text.to_lowercase();
     let by_words = || CALLS.iter().find(|(fragment, _)| lower.contains(fragment)).map(|(_, meaning)| *meaning);
     match by_number(&lower).or_else(by_words) {
         Some(Meaning::Terminated) => ModelError::Terminated,
-        Some(Meaning::OutOfMemory) => ModelError::OutOfMemory(text.to_owned()),
-        Some(Meaning::DeviceLost) => ModelError::DeviceLost(text.to_owned()),
-        None => ModelError::Failed(text.to_owned()),
+        Some(Meaning::OutOfMemory) => ModelError::OutOfMemory(text),
+        Some(Meaning::DeviceLost) => ModelError::DeviceLost(text),
+        None => ModelError::Failed(text),
     }
 }
 
@@ -88,7 +89,7 @@ const LOADS: [(&str, &str); 12] = [
         "its external weights lie outside the model's folder, which is refused: put them beside the graph and export or save it anew",
     ),
     (
-        "must be a relative path",
+        "absolute path not allowed",
         "its external weights are named by an absolute path, which is refused: put them beside the graph and export or save it anew",
     ),
     (
@@ -120,11 +121,31 @@ const LOADS: [(&str, &str); 12] = [
 
 /// Cause and remedy of a graph that does not load, followed by the runtime's own words.
 pub(super) fn explain_load(text: &str) -> String {
+    let text = plain(text);
     let lower = text.to_lowercase();
     match LOADS.iter().find(|(fragment, _)| lower.contains(fragment)) {
         Some((_, cause)) => format!("{cause} (the runtime says: {text})"),
         None => format!("the runtime refuses it: {text}"),
     }
+}
+
+/// The runtime's sentence on one line, without the place in its source, which nobody here can use.
+fn plain(text: &str) -> String {
+    let mut rest = text;
+    let mut kept = String::new();
+    // A place reads `/onnxruntime_src/<file>:<line> <function>(<types>) `.
+    while let Some((before, after)) = rest.split_once("/onnxruntime_src/") {
+        kept.push_str(before);
+        match after.split_once(") ") {
+            Some((_, sentence)) => rest = sentence,
+            None => {
+                rest = after;
+                break;
+            }
+        }
+    }
+    kept.push_str(rest);
+    kept.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -183,6 +204,13 @@ mod tests {
     fn a_graph_that_does_not_load_is_told_with_cause_and_words() {
         let text = explain_load("Load model from /m/model.onnx failed:Protobuf parsing failed.");
         assert!(text.contains("cut short or damaged") && text.contains("Protobuf parsing failed"), "{text}");
+        let ir = "Load model from /m failed:/onnxruntime_src/onnxruntime/core/graph/model.cc:256 \
+                  onnxruntime::Model::Model(onnx::ModelProto&&, const onnxruntime::ModelOptions&) Unsupported model IR \
+                  version: 99, max supported IR version: 13\n";
+        let text = explain_load(ir);
+        assert!(text.contains("fetch a newer library") && !text.contains("onnxruntime_src"), "{text}");
+        assert!(text.ends_with("(the runtime says: Load model from /m failed:Unsupported model IR version: 99, max supported IR version: 13)"), "{text}");
+        assert!(explain_load("External data path validation failed for initializer: w. Error: Absolute path not allowed for external data location").contains("absolute path, which is refused"));
         assert!(explain_load("something new").contains("the runtime refuses it: something new"));
     }
 }

@@ -10,6 +10,7 @@ use std::{env, error, fmt};
 use ort::environment::{Environment, EnvironmentBuilder, GlobalThreadPoolOptions};
 use ort::logging::{LogLevel, LoggerFunction};
 
+use super::elf;
 use crate::config::Device;
 use crate::error::Error;
 
@@ -18,6 +19,11 @@ pub const LIBRARY: &str = "libonnxruntime.so";
 
 /// Names the library where no flag does.
 pub const VARIABLE: &str = "ORT_DYLIB_PATH";
+
+/// The runtime's own switch, from 1.29 on: where it is not `1` when the library starts, the official builds queue
+/// a description of the process, its sessions and errors under `~/.cache/Microsoft` and send it to Microsoft.
+/// [`Environment`] can only turn off what comes after its first report, so the executable has to set this.
+pub const TELEMETRY_SWITCH: &str = "ORT_DISABLE_TELEMETRY";
 
 /// How far above the executable a checkout with a demo may lie: `target/<profile>/deps/x` is four steps.
 const CHECKOUT_STEPS: usize = 4;
@@ -120,6 +126,12 @@ fn file_of(path: PathBuf) -> PathBuf {
 /// Some failures are assertions inside `ort`; they become errors here.
 fn start(path: &Path, threads: usize) -> Result<Runtime, Error> {
     let refused = |why: String| Error::StartUp(format!("runtime library {}: {why}", path.display()));
+    if elf::is_cut_short(path).map_err(|e| refused(e.to_string()))? {
+        return Err(refused("the file is cut short; fetch it again with scripts/fetch-runtime.sh".to_owned()));
+    }
+    if env::var_os(TELEMETRY_SWITCH).is_none_or(|v| v != "1") {
+        log::warn!("ONNX Runtime may send telemetry to Microsoft: start with {TELEMETRY_SWITCH}=1");
+    }
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let builder = ort::init_from(path).map_err(|e| explain(&e))?;
         environment(builder, threads).map_err(|e| format!("cannot be started: {e}"))

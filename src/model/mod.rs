@@ -4,6 +4,7 @@
 pub mod boxes;
 mod card;
 pub mod device;
+mod elf;
 pub mod embedder;
 mod failure;
 pub mod files;

@@ -151,24 +151,32 @@ impl Graph {
         Ok(())
     }
 
-    /// Sets `fixed_batch` to 1 where the graph declares a free batch but fails with two images. Then there is
-    /// something to say, in one line.
-    pub(super) fn try_batch(&mut self, size: Size, output: usize) -> Option<String> {
-        if self.fixed_batch.is_some() {
-            return None;
+    /// Finds out whether the batch is really free, after [`Self::try_blank`]: sets `fixed_batch` to 1 where the graph
+    /// declares a free one but fails with two images. Then there is something to say, in one line.
+    ///
+    /// # Errors
+    /// Output number `output` has not one entry per image.
+    pub(super) fn settle_batch(&mut self, size: Size, output: usize) -> Result<Option<String>, Error> {
+        let images = self.fixed_batch.unwrap_or(1) as i64;
+        if self.outputs[output].dims.first() != Some(&images) {
+            return Err(self.refuse(format!(
+                "for {images} blank images its output is {}; its first dimension must be the batch",
+                self.outputs[output].text()
+            )));
         }
-        let free = match self.call_blank(BATCH_TRIAL, size) {
-            Ok(shapes) => shapes[output].first() == Some(&(BATCH_TRIAL as i64)),
-            Err(_) => false,
-        };
-        if free {
-            return None;
+        if self.fixed_batch.is_some() {
+            return Ok(None);
+        }
+        if let Ok(shapes) = self.call_blank(BATCH_TRIAL, size)
+            && shapes[output].first() == Some(&(BATCH_TRIAL as i64))
+        {
+            return Ok(None);
         }
         self.fixed_batch = Some(1);
-        Some(format!(
+        Ok(Some(format!(
             "model {}: takes one image at a time, whatever its graph declares; an export with a dynamic batch is faster",
             self.path.display()
-        ))
+        )))
     }
 
     fn call_blank(&mut self, images: usize, size: Size) -> Result<Vec<Vec<i64>>, ModelError> {

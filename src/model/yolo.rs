@@ -52,7 +52,7 @@ impl Yolo {
         graph.try_blank(input.size)?;
         let output = output_of(&graph, &card)?;
         let layout = layout_of(&graph, output, labels.len(), &card)?;
-        let note = graph.try_batch(input.size, output);
+        let note = graph.settle_batch(input.size, output)?;
         Ok((Self { graph, input, labels: labels.into(), layout, output }, note))
     }
 }

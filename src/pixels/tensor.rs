@@ -1,9 +1,11 @@
 //! A region of a picture as a model's input, and as a JPEG file.
 //!
 //! Resizing equals Pillow's `Image.resize` on RGB8 within one grey level: antialiased convolution, first
-//! across and then down, each pass rounded to 8 bits. (One pass the other way round, which the resizer
-//! prefers, differs by more where a sharp filter overshoots.) Only what ends up in the input is computed:
-//! a centre crop costs the crop.
+//! across and then down, each pass rounded to 8 bits. The order matters: the other one, which the resizer
+//! prefers and Pillow 13 takes where the height shrinks and the width hardly does, differs by several levels
+//! where a sharp filter overshoots. Without interpolation the pixels are the same, but a place exactly
+//! between two of them may fall to the other. Only what ends up in the input is computed: a centre crop
+//! costs the crop.
 
 use std::cell::RefCell;
 
@@ -173,9 +175,10 @@ impl Plan {
         let middle = |px: u32, most: u32| {
             let (resized, most) = (side(px), i64::from(most));
             let cut = (resized - most).div_euclid(2);
-            let ratio = resized as f64 / f64::from(px);
+            // Multiplied before it is divided: the part must not exceed the region by a rounding error.
+            let part = |resized_px: i64| resized_px as f64 * f64::from(px) / resized as f64;
             let used = resized.min(most);
-            ((cut.max(0) as f64 / ratio, used as f64 / ratio), used as u32, cut, ratio)
+            ((part(cut.max(0)), part(used)), used as u32, cut, resized as f64 / f64::from(px))
         };
         let (across, width, cut_x, ratio_x) = middle(crop.size.width_px, input.width_px);
         let (down, height, cut_y, ratio_y) = middle(crop.size.height_px, input.height_px);
