@@ -6,6 +6,10 @@
 //! where a sharp filter overshoots. Without interpolation the pixels are the same, but a place exactly
 //! between two of them may fall to the other. Only what ends up in the input is computed: a centre crop
 //! costs the crop.
+//!
+//! A region keeps its fractions of pixels: `image.crop(whole_pixels).resize(size, filter, box=fractions)` in
+//! Pillow's words. Rounded to whole pixels, a box that moves by a thousandth of a pixel could give another
+//! vector; a region of whole pixels gives the same either way.
 
 use std::cell::RefCell;
 
@@ -61,8 +65,7 @@ fn whole_pixels(low: f32, high: f32, side: u32) -> Option<(u32, u32)> {
 }
 
 /// Writes a region as `(v / 255 - mean) / std`, RGB, channel by channel (NCHW without the N), into `out`
-/// of [`ImageInput::values`] numbers. Returns where a pixel of the image lies in the input, measured over
-/// the region's whole pixels.
+/// of [`ImageInput::values`] numbers. Returns where a pixel of the image lies in the input.
 ///
 /// # Errors
 /// `nan_output` for a region that is not finite, reversed or outside; `model` where `out` has another
@@ -73,7 +76,7 @@ pub fn fill(image: &RgbImage, region: BoxPx, input: &ImageInput, out: &mut [f32]
         let reason = format!("an input of {} values does not fit into {}", input.values(), out.len());
         return Err(RowError::new(RowCode::Model, reason));
     }
-    let plan = Plan::new(crop, input);
+    let plan = Plan::new(Span::of(crop, region), input);
     SCRATCH.with_borrow_mut(|scratch| {
         let resized = scratch.resize(image, crop, &plan, input.filter)?;
         write_tensor(resized, &plan, input, out);
@@ -125,32 +128,66 @@ struct Plan {
     placement: Placement,
 }
 
+/// A region within its whole pixels.
+#[derive(Clone, Copy)]
+struct Span {
+    crop: IntBox,
+    /// Start of the region in the crop, across and down.
+    start: (f64, f64),
+    /// Width and height of the region.
+    sides: (f64, f64),
+}
+
+impl Span {
+    fn of(crop: IntBox, region: BoxPx) -> Self {
+        let axis = |first: u32, count: u32, low: f32, high: f32| {
+            let (first, end) = (f64::from(first), f64::from(first + count));
+            let (low, high) = (f64::from(low).clamp(first, end), f64::from(high).clamp(first, end));
+            // Less than a pixel is no picture: take the whole ones.
+            if high - low >= 1.0 { (low - first, high - low) } else { (0.0, end - first) }
+        };
+        let (x, width) = axis(crop.x, crop.size.width_px, region.x0, region.x1);
+        let (y, height) = axis(crop.y, crop.size.height_px, region.y0, region.y1);
+        Self { crop, start: (x, y), sides: (width, height) }
+    }
+
+    /// From pixels of the image; `scale` and `offset` are those of the region.
+    fn placement(self, scale: (f64, f64), offset: (f64, f64)) -> Placement {
+        Placement {
+            scale_x: scale.0 as f32,
+            scale_y: scale.1 as f32,
+            offset_x: (offset.0 - (f64::from(self.crop.x) + self.start.0) * scale.0) as f32,
+            offset_y: (offset.1 - (f64::from(self.crop.y) + self.start.1) * scale.1) as f32,
+        }
+    }
+}
+
 impl Plan {
-    fn new(crop: IntBox, input: &ImageInput) -> Self {
+    fn new(span: Span, input: &ImageInput) -> Self {
         match input.fit {
-            Fit::Squash => Self::squash(crop, input.size),
-            Fit::Pad { fill } => Self::pad(crop, input.size, fill),
-            Fit::Center { resize_shortest_px } => Self::center(crop, input.size, resize_shortest_px),
+            Fit::Squash => Self::squash(span, input.size),
+            Fit::Pad { fill } => Self::pad(span, input.size, fill),
+            Fit::Center { resize_shortest_px } => Self::center(span, input.size, resize_shortest_px),
         }
     }
 
-    fn squash(crop: IntBox, input: Size) -> Self {
-        let (width, height) = sides(crop.size);
+    fn squash(span: Span, input: Size) -> Self {
+        let (width, height) = span.sides;
         let scale = (f64::from(input.width_px) / width, f64::from(input.height_px) / height);
         Self {
-            across: (0.0, width),
-            down: (0.0, height),
+            across: (span.start.0, width),
+            down: (span.start.1, height),
             to: input,
             at: (0, 0),
             fill: 0,
-            placement: placement(crop, scale, (0.0, 0.0)),
+            placement: span.placement(scale, (0.0, 0.0)),
         }
     }
 
     /// Ultralytics' `LetterBox`. The way back uses the one ratio `r` for both axes and whole offsets, as
     /// its `scale_boxes` does, although rounding makes the true ratios differ a little.
-    fn pad(crop: IntBox, input: Size, fill: u8) -> Self {
-        let (width, height) = sides(crop.size);
+    fn pad(span: Span, input: Size, fill: u8) -> Self {
+        let (width, height) = span.sides;
         let r = (f64::from(input.width_px) / width).min(f64::from(input.height_px) / height);
         // Python's `round` takes halves to the even side; a side that rounds to nothing keeps one pixel.
         let side = |length: f64, most: u32| ((length * r).round_ties_even() as u32).clamp(1, most.max(1));
@@ -158,52 +195,40 @@ impl Plan {
         let offset = |most: u32, used: u32| (f64::from(most - used) / 2.0 - 0.1).round_ties_even().max(0.0);
         let (x, y) = (offset(input.width_px, to.width_px), offset(input.height_px, to.height_px));
         Self {
-            across: (0.0, width),
-            down: (0.0, height),
+            across: (span.start.0, width),
+            down: (span.start.1, height),
             to,
             at: (x as u32, y as u32),
             fill,
-            placement: placement(crop, (r, r), (x, y)),
+            placement: span.placement((r, r), (x, y)),
         }
     }
 
     /// Hugging Face: the short side becomes `shortest`, the long one `int(shortest * long / short)`, and
     /// the crop begins at `(side - crop) // 2`. Where the crop is bigger, it is filled up with black.
-    fn center(crop: IntBox, input: Size, shortest: u32) -> Self {
-        let short = u64::from(crop.size.width_px.min(crop.size.height_px));
-        let side = |px: u32| (u64::from(shortest.max(1)) * u64::from(px) / short).max(1) as i64;
-        let middle = |px: u32, most: u32| {
-            let (resized, most) = (side(px), i64::from(most));
+    fn center(span: Span, input: Size, shortest: u32) -> Self {
+        let (width, height) = span.sides;
+        let short = width.min(height);
+        let middle = |start: f64, length: f64, most: u32| {
+            let resized = ((f64::from(shortest.max(1)) * length / short) as i64).max(1);
+            let most = i64::from(most);
             let cut = (resized - most).div_euclid(2);
             // Multiplied before it is divided: the part must not exceed the region by a rounding error.
-            let part = |resized_px: i64| resized_px as f64 * f64::from(px) / resized as f64;
+            let part = |resized_px: i64| resized_px as f64 * length / resized as f64;
             let used = resized.min(most);
-            ((part(cut.max(0)), part(used)), used as u32, cut, resized as f64 / f64::from(px))
+            let begin = start + part(cut.max(0));
+            ((begin, part(used).min(start + length - begin)), used as u32, cut, resized as f64 / length)
         };
-        let (across, width, cut_x, ratio_x) = middle(crop.size.width_px, input.width_px);
-        let (down, height, cut_y, ratio_y) = middle(crop.size.height_px, input.height_px);
+        let (across, to_width, cut_x, ratio_x) = middle(span.start.0, width, input.width_px);
+        let (down, to_height, cut_y, ratio_y) = middle(span.start.1, height, input.height_px);
         Self {
             across,
             down,
-            to: Size::new(width, height),
+            to: Size::new(to_width, to_height),
             at: (cut_x.min(0).unsigned_abs() as u32, cut_y.min(0).unsigned_abs() as u32),
             fill: 0,
-            placement: placement(crop, (ratio_x, ratio_y), (-(cut_x as f64), -(cut_y as f64))),
+            placement: span.placement((ratio_x, ratio_y), (-(cut_x as f64), -(cut_y as f64))),
         }
-    }
-}
-
-fn sides(size: Size) -> (f64, f64) {
-    (f64::from(size.width_px), f64::from(size.height_px))
-}
-
-/// From pixels of the image; `scale` and `offset` are those of the crop.
-fn placement(crop: IntBox, scale: (f64, f64), offset: (f64, f64)) -> Placement {
-    Placement {
-        scale_x: scale.0 as f32,
-        scale_y: scale.1 as f32,
-        offset_x: (offset.0 - f64::from(crop.x) * scale.0) as f32,
-        offset_y: (offset.1 - f64::from(crop.y) * scale.1) as f32,
     }
 }
 
