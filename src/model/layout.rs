@@ -141,8 +141,8 @@ mod tests {
             [20.0, 60.0, 30.0],
             [4.0, 20.0, 8.0],
             [6.0, 10.0, 2.0],
-            [0.01, 0.2, 0.6],
-            [0.02, 0.9, 0.7],
+            [0.01, 0.2, 0.7],
+            [0.02, 0.9, 0.6],
         ])
     }
 
@@ -153,7 +153,7 @@ mod tests {
             found,
             [
                 Detection { bbox: BoxPx { x0: 40.0, y0: 55.0, x1: 60.0, y1: 65.0 }, class_index: 1, score: 0.9 },
-                Detection { bbox: BoxPx { x0: 76.0, y0: 29.0, x1: 84.0, y1: 31.0 }, class_index: 1, score: 0.7 },
+                Detection { bbox: BoxPx { x0: 76.0, y0: 29.0, x1: 84.0, y1: 31.0 }, class_index: 0, score: 0.7 },
             ]
         );
     }

@@ -3,12 +3,14 @@
 use super::refused::folder_with;
 use super::*;
 
-/// Runs an ignored test of this file alone, with `library` in its environment.
-fn child(test: &str, library: &Path) -> Output {
+/// Runs an ignored test of this file alone, with `library` and `home` in its environment.
+fn child(test: &str, library: &Path, home: &Path) -> Output {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &format!("children::{test}"), "--ignored", "--nocapture", "--test-threads", "1"])
         .env(LIBRARY_FOR_CHILD, library)
-        .env("ORT_DISABLE_TELEMETRY", "1")
+        .env(library::TELEMETRY_SWITCH, "1")
+        .env("HOME", home)
+        .env_remove("XDG_CACHE_HOME")
         .env_remove("ORT_DYLIB_PATH")
         .output()
         .unwrap()
@@ -17,7 +19,7 @@ fn child(test: &str, library: &Path) -> Output {
 /// What a load of `library` says, from a child that neither panicked at large nor hung.
 fn refusal(library: &Path) -> String {
     let begun = Instant::now();
-    let output = child("child_says_what_a_library_is", library);
+    let output = child("child_says_what_a_library_is", library, Path::new("/"));
     assert!(begun.elapsed() < REFUSED_WITHIN, "{:?}", begun.elapsed());
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -107,7 +109,7 @@ fn child_counts_threads() {
 
 #[test]
 fn all_sessions_share_one_pool_and_the_caller_is_one_of_its_threads() {
-    let output = child("child_counts_threads", Path::new("any"));
+    let output = child("child_counts_threads", Path::new("any"), Path::new("/"));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("THREADS: 3 0"), "{output:?}");
 }
@@ -125,9 +127,12 @@ fn child_fails_loudly_inside_the_runtime() {
 }
 
 #[test]
-fn the_runtime_prints_nothing_on_its_own() {
-    let output = child("child_fails_loudly_inside_the_runtime", Path::new("any"));
+fn the_runtime_prints_and_keeps_nothing_on_its_own() {
+    let home = tempfile::tempdir().unwrap();
+    let output = child("child_fails_loudly_inside_the_runtime", Path::new("any"), home.path());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("FAILED: Got invalid dimensions for input: images"), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    // Telemetry would be queued there.
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
 }
