@@ -4,11 +4,21 @@ mod cli;
 
 use std::io::Write;
 
+use croprow::model::library::TELEMETRY_SWITCH;
+
 fn main() {
+    be_silent();
     let code = cli::main();
     let _ = std::io::stdout().flush();
     let _ = std::io::stderr().flush();
     // Not `exit`: the teardown of a GPU runtime has been seen to abort processes whose work was done. All
     // that must be on the disk is there by now.
     signal_hook::low_level::exit(i32::from(code));
+}
+
+/// ONNX Runtime's official library reports to its maker while it is being loaded, unless the environment
+/// says no.
+#[expect(unsafe_code, reason = "the only thread there is; nobody reads the environment at the same time")]
+fn be_silent() {
+    unsafe { std::env::set_var(TELEMETRY_SWITCH, "1") };
 }
