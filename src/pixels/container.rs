@@ -21,9 +21,10 @@ use super::sniff::Format;
 /// A longer Exif block is not read; cameras write below 64 KiB, as JPEG's segments end there.
 const EXIF_BYTES_MAX: u64 = 1 << 20;
 
-/// What a PNG may hold beside its pixels: room for chunks that are read whole, several times over because
-/// the decoder copies and unpacks them, and for the profile it inflates. Exceeding it fails the image.
-const PNG_METADATA_MIN: u64 = 4 << 20;
+/// What a PNG may hold beside its pixels: its chunks several times over, because the decoder copies and
+/// unpacks them, and a colour profile that it inflates. Exceeding it fails the image.
+const PNG_METADATA_MIN: u64 = 256 << 10;
+const PNG_PROFILE: u64 = 4 << 20;
 const PNG_METADATA_MAX: u64 = 64 << 20;
 
 /// A container's header.
@@ -35,13 +36,11 @@ pub(super) struct Outline {
     pub(super) animated: bool,
     /// Bytes that the decoder may spend on other things than pixels.
     pub(super) metadata_bytes: u64,
-    /// The container is longer than the file: whatever goes wrong is because of that.
-    pub(super) cut: bool,
 }
 
 impl Outline {
     fn of(stored: Size) -> Self {
-        Self { stored, orientation: None, animated: false, metadata_bytes: 0, cut: false }
+        Self { stored, orientation: None, animated: false, metadata_bytes: 0 }
     }
 }
 
@@ -88,7 +87,7 @@ pub(super) fn limits(max_alloc_bytes: u64) -> Limits {
 fn png<R: BufRead + Seek>(r: &mut R) -> Result<Outline, Refusal> {
     r.seek_relative(8)?;
     let (mut first, mut seen) = (true, Outline::of(Size::new(0, 0)));
-    let mut other_bytes = 0_u64;
+    let mut other_bytes = PNG_METADATA_MIN;
     loop {
         let head: [u8; 8] = read_array(r)?;
         let length = u64::from(be_u32(&head, 0));
@@ -105,22 +104,26 @@ fn png<R: BufRead + Seek>(r: &mut R) -> Result<Outline, Refusal> {
                 seen.orientation = orient::from_exif_block(&read_vec(r, length)?);
                 left = 4;
             }
+            b"iCCP" => other_bytes += PNG_PROFILE,
             _ => {}
         }
         first = false;
-        other_bytes += length;
+        other_bytes += 4 * length;
         skip(r, left)?;
     }
-    seen.metadata_bytes = (PNG_METADATA_MIN + 4 * other_bytes).min(PNG_METADATA_MAX);
+    seen.metadata_bytes = other_bytes.min(PNG_METADATA_MAX);
     Ok(seen)
 }
 
-/// RFC 9649. Frames must be as big as their canvas says: the decoder allocates by what it finds in the
+/// RFC 9649. A file shorter than its container says is truncated, as libwebp sees it. Frames must be as big as their canvas says: the decoder allocates by what it finds in the
 /// frame and compares afterwards. The `EXIF` chunk counts where the header announces it, as in libwebp.
 fn webp<R: BufRead + Seek>(r: &mut R, file_bytes: u64) -> Result<Outline, Refusal> {
     let riff: [u8; 12] = read_array(r)?;
     let end = u64::from(le_u32(&riff, 4)) + 8;
-    let mut seen = Outline { cut: end > file_bytes, ..Outline::of(Size::new(0, 0)) };
+    if end > file_bytes {
+        return Err(Refusal::new(RowCode::Truncated, format!("the file ends early: {file_bytes} of {end} bytes")));
+    }
+    let mut seen = Outline::of(Size::new(0, 0));
     let head: [u8; 8] = read_array(r)?;
     if head[..4] != *b"VP8X" {
         seen.stored = webp_frame_size(r, &head[..4])?;
@@ -132,7 +135,7 @@ fn webp<R: BufRead + Seek>(r: &mut R, file_bytes: u64) -> Result<Outline, Refusa
     let mut exif_due = extended[0] & 0x08 != 0;
     let mut frame_due = true;
     let mut at = 20 + padded(le_u32(&head, 4));
-    while (exif_due || frame_due) && at + 8 <= end.min(file_bytes) {
+    while (exif_due || frame_due) && at + 8 <= end {
         r.seek(SeekFrom::Start(at))?;
         let head: [u8; 8] = read_array(r)?;
         let length = le_u32(&head, 4);
@@ -215,10 +218,7 @@ fn tiff<R: BufRead + Seek>(r: &mut R) -> Result<Outline, Refusal> {
     if directory.raw_preview {
         return Err(Refusal::new(RowCode::Unsupported, "camera raw data in a TIFF (dng, nef, ...) is not supported"));
     }
-    r.rewind()?;
-    // Reads directories only; what their values may take is bounded by the decoder's own limits.
-    let (width_px, height_px) = TiffDecoder::new(r)?.dimensions();
-    let stored = Size { width_px, height_px };
+    let stored = directory.stored.ok_or_else(|| Refusal::new(RowCode::Decode, "a TIFF without a size"))?;
     Ok(Outline { orientation: directory.orientation, ..Outline::of(stored) })
 }
 

@@ -16,7 +16,7 @@ use crate::recipe::Truncated;
 use crate::row::{ImageFacts, RowCode, RowError};
 
 use super::container;
-use super::header::{Probed, because_cut, jpeg_bytes_max, probe_opened};
+use super::header::{Probed, jpeg_bytes_max, probe_opened};
 use super::jpeg;
 use super::open::{Refusal, guarded, open_regular};
 use super::orient;
@@ -58,10 +58,7 @@ fn decode_file(probed: &Probed, config: &DecodeConfig) -> Result<Upright, Refusa
     }
     let (pixels, truncated) = match probed.format {
         Format::Jpeg => decode_jpeg(file, &probed, config)?,
-        _ => {
-            let pixels = decode_other(file, &probed).map_err(|refusal| because_cut(refusal, probed.cut))?;
-            (pixels, false)
-        }
+        _ => (decode_other(file, &probed)?, false),
     };
     let pixels = orient::apply(pixels, probed.orientation);
     let facts = ImageFacts {
@@ -91,7 +88,12 @@ fn decode_jpeg(file: File, probed: &Probed, config: &DecodeConfig) -> Result<(Rg
     }
     let decoder = container::open_decoder(Format::Jpeg, Whole(Cursor::new(bytes)), 0);
     let pixels = decoder.map_err(Refusal::from).and_then(|decoder| read_pixels(decoder, probed));
-    Ok((pixels.map_err(|refusal| because_cut(refusal, truncated))?, truncated))
+    match pixels {
+        Err(refusal) if truncated && refusal.code == RowCode::Decode => {
+            Err(Refusal::new(RowCode::Truncated, format!("the JPEG's data ends too early: {}", refusal.reason)))
+        }
+        pixels => Ok((pixels?, truncated)),
+    }
 }
 
 fn decode_other(file: File, probed: &Probed) -> Result<RgbImage, Refusal> {
@@ -235,5 +237,46 @@ impl BufRead for Whole {
 impl Seek for Whole {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.0.seek(to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_cannot_be_had_is_an_error() {
+        assert_eq!(zeros(isize::MAX as usize).unwrap_err().code, RowCode::TooLarge);
+        assert_eq!(zeros(3).unwrap(), [0, 0, 0]);
+    }
+
+    #[test]
+    fn pixels_are_converted_in_their_own_buffer() {
+        let mut grey = vec![1, 2, 3, 0, 0, 0, 0, 0, 0];
+        into_rgb8(&mut grey, ColorType::L8, 3).unwrap();
+        assert_eq!(grey, [1, 1, 1, 2, 2, 2, 3, 3, 3]);
+        let mut floats: Vec<u8> =
+            [0.0_f32, 0.5, 1.0, f32::NAN, -1.0, 9.0].iter().flat_map(|v| v.to_ne_bytes()).collect();
+        into_rgb8(&mut floats, ColorType::Rgb32F, 2).unwrap();
+        assert_eq!(floats[..6], [0, 128, 255, 0, 0, 255]);
+        let mut half: Vec<u8> = [1.0_f32, 0.0, 0.0, 0.5].iter().flat_map(|v| v.to_ne_bytes()).collect();
+        into_rgb8(&mut half, ColorType::Rgba32F, 1).unwrap();
+        assert_eq!(half[..3], [255, 128, 128]);
+    }
+
+    #[test]
+    fn alpha_composites_exactly_at_its_ends() {
+        for value in 0..=255 {
+            assert_eq!((on_white(value, 0), on_white(value, 255)), (255, value));
+        }
+    }
+
+    #[test]
+    fn the_whole_content_changes_hands_without_a_copy() {
+        let bytes = vec![7; 1000];
+        let place = bytes.as_ptr();
+        let mut out = Vec::new();
+        Whole(Cursor::new(bytes)).read_to_end(&mut out).unwrap();
+        assert_eq!((out.as_ptr(), out.len()), (place, 1000));
     }
 }

@@ -61,8 +61,6 @@ pub struct Probed {
     pub(super) limit_bytes: u64,
     /// What it may spend on metadata.
     pub(super) metadata_bytes: u64,
-    /// The container is longer than the file.
-    pub(super) cut: bool,
 }
 
 /// Opens a file, names it by its content and reads its header. Allocates nothing that grows with what the
@@ -108,18 +106,10 @@ pub(super) fn probe_opened(
         _ => {
             let outline = container::outline(format, &mut reader, file_bytes)?;
             check_size(outline.stored, config)?;
-            other_cost(format, &outline, reader, file_bytes).map_err(|refusal| because_cut(refusal, outline.cut))?
+            other_cost(format, &outline, reader, file_bytes)?
         }
     };
     Ok(cost.probed(path, stamp, format))
-}
-
-/// An error in a container that is longer than its file is the missing end's.
-pub(super) fn because_cut(refusal: Refusal, cut: bool) -> Refusal {
-    if cut && refusal.code == RowCode::Decode {
-        return Refusal::new(RowCode::Truncated, format!("the file ends early: {}", refusal.reason));
-    }
-    refusal
 }
 
 fn check_size(stored: Size, config: &DecodeConfig) -> Result<(), Refusal> {
@@ -159,7 +149,6 @@ struct Cost {
     decoder_bytes: u64,
     limit_bytes: u64,
     metadata_bytes: u64,
-    cut: bool,
 }
 
 impl Cost {
@@ -184,7 +173,6 @@ impl Cost {
             output_bytes: self.output_bytes,
             limit_bytes: self.limit_bytes,
             metadata_bytes: self.metadata_bytes,
-            cut: self.cut,
         }
     }
 }
@@ -202,7 +190,6 @@ fn jpeg_cost(header: &JpegHeader, file_bytes: u64) -> Cost {
         decoder_bytes: file + header.header_bytes + header.coefficient_bytes() + rows,
         limit_bytes: 0,
         metadata_bytes: 0,
-        cut: false,
     }
 }
 
@@ -233,15 +220,22 @@ fn other_cost(
     let (decoder_bytes, limit_bytes) = match format {
         // Chunks, and rows before and after unpacking.
         Format::Png => (outline.metadata_bytes + 64 * width, outline.metadata_bytes),
-        // Planes (1.5), alpha (5) or lossless pixels (4 and a part); with animation frame and canvas (8).
-        Format::WebP => (file_bytes.min(12 * blocks + FIXED_BYTES) + blocks * if outline.animated { 13 } else { 7 }, 0),
-        // A first frame that is not as big as the canvas gets a buffer of its own.
-        Format::Gif => (4 * pixels, 4 * pixels),
+        // Lossless pixels (4 and a part), or planes (1.5) and alpha (5); with animation frame and canvas (8).
+        Format::WebP => {
+            let held = match (outline.animated, decoder.color_type().has_alpha()) {
+                (true, _) => 13,
+                (false, true) => 7,
+                (false, false) => 5,
+            };
+            (file_bytes.min(12 * blocks + FIXED_BYTES) + held * blocks, 0)
+        }
+        // A first frame that is not as big as the canvas gets a buffer of its own; indices are kept, too.
+        Format::Gif => (5 * pixels, 4 * pixels),
         Format::Bmp => (16 * width, 0),
         Format::Tiff => {
             let samples = if cmyk { output_bytes / 3 * 4 } else { output_bytes };
             let chunk = samples.max(file_bytes.min(4 * samples + FIXED_BYTES));
-            (samples + 2 * chunk, samples + chunk)
+            (samples + chunk, samples + chunk)
         }
         Format::Jpeg => (0, 0),
     };
@@ -253,6 +247,5 @@ fn other_cost(
         decoder_bytes,
         limit_bytes,
         metadata_bytes: outline.metadata_bytes,
-        cut: outline.cut,
     })
 }

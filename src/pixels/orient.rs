@@ -13,7 +13,7 @@ use exif::{In, Reader, Tag};
 use image::RgbImage;
 use image::imageops;
 
-use crate::geometry::Orientation;
+use crate::geometry::{Orientation, Size};
 
 /// A first directory with more entries than this is not read; TIFF files in the wild have below 100.
 const DIRECTORY_ENTRIES_MAX: u16 = 4096;
@@ -36,6 +36,8 @@ pub fn from_exif_block(block: &[u8]) -> Option<Orientation> {
 /// What a TIFF's first directory says beside its picture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TiffDirectory {
+    /// `None` where a side is missing.
+    pub(super) stored: Option<Size>,
     pub(super) orientation: Option<Orientation>,
     /// The picture here is only the preview of a camera's raw data.
     pub(super) raw_preview: bool,
@@ -52,21 +54,25 @@ pub(super) fn read_tiff_directory<R: Read + Seek>(reader: &mut R) -> io::Result<
     reader.read_exact(&mut head)?;
     let little = head[0] == b'I';
     let u16_at = |b: &[u8]| if little { u16::from_le_bytes([b[0], b[1]]) } else { u16::from_be_bytes([b[0], b[1]]) };
-    let at = if little {
-        u32::from_le_bytes([head[4], head[5], head[6], head[7]])
-    } else {
-        u32::from_be_bytes([head[4], head[5], head[6], head[7]])
+    let u32_at = |b: &[u8]| {
+        let bytes = [b[0], b[1], b[2], b[3]];
+        if little { u32::from_le_bytes(bytes) } else { u32::from_be_bytes(bytes) }
     };
-    reader.seek(SeekFrom::Start(u64::from(at)))?;
+    reader.seek(SeekFrom::Start(u64::from(u32_at(&head[4..]))))?;
     let mut count = [0; 2];
     reader.read_exact(&mut count)?;
     let (mut directory, mut reduced, mut has_children) = (TiffDirectory::default(), false, false);
+    let (mut width_px, mut height_px) = (None, None);
     for _ in 0..u16_at(&count).min(DIRECTORY_ENTRIES_MAX) {
         let mut entry = [0; 12];
         reader.read_exact(&mut entry)?;
+        // A SHORT stands in the first half of the value's field.
+        let value = if u16_at(&entry[2..]) == 3 { u32::from(u16_at(&entry[8..])) } else { u32_at(&entry[8..]) };
         match u16_at(&entry) {
             // NewSubfileType, bit 0: a reduced version of another picture in the file.
-            254 => reduced = (entry[8] | entry[11]) & 1 == 1,
+            254 => reduced = value & 1 == 1,
+            256 => width_px = Some(value),
+            257 => height_px = Some(value),
             274 => directory.orientation = from_exif_block(&single_entry_block(&head, little, &entry)),
             // SubIFDs: where cameras put the real picture.
             330 => has_children = true,
@@ -75,6 +81,7 @@ pub(super) fn read_tiff_directory<R: Read + Seek>(reader: &mut R) -> io::Result<
             _ => {}
         }
     }
+    directory.stored = width_px.zip(height_px).map(|(width_px, height_px)| Size { width_px, height_px });
     directory.raw_preview |= reduced && has_children;
     Ok(directory)
 }
@@ -124,14 +131,19 @@ fn transposed(image: &RgbImage, mirror_x: bool, mirror_y: bool) -> RgbImage {
     let source = image.as_raw();
     let mut turned = RgbImage::new(image.height(), image.width());
     let target: &mut [u8] = &mut turned;
-    for tile_y in (0..height).step_by(TILE) {
-        for tile_x in (0..width).step_by(TILE) {
+    let step = if mirror_x { -3 * width as isize } else { 3 * width as isize };
+    for tile_x in (0..width).step_by(TILE) {
+        for tile_y in (0..height).step_by(TILE) {
+            let rows = TILE.min(height - tile_y);
+            let (left, first_y) = if mirror_x { (height - tile_y - rows, tile_y + rows - 1) } else { (tile_y, tile_y) };
             for x in tile_x..(tile_x + TILE).min(width) {
                 let row = if mirror_y { width - 1 - x } else { x };
-                for y in tile_y..(tile_y + TILE).min(height) {
-                    let column = if mirror_x { height - 1 - y } else { y };
-                    let (from, to) = (3 * (y * width + x), 3 * (row * height + column));
-                    target[to..to + 3].copy_from_slice(&source[from..from + 3]);
+                let to = 3 * (row * height + left);
+                let mut from = 3 * (first_y * width + x);
+                for pixel in target[to..to + 3 * rows].chunks_exact_mut(3) {
+                    pixel.copy_from_slice(&source[from..from + 3]);
+                    // Beyond the picture only after the last pixel, when it is not used.
+                    from = from.wrapping_add_signed(step);
                 }
             }
         }
