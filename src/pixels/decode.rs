@@ -10,8 +10,10 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom};
 
 use image::{ColorType, ImageDecoder, RgbImage};
+use libjpeg_turbo_rs::{DecodeWarning, Decoder, JpegError, PixelFormat};
 
 use crate::config::DecodeConfig;
+use crate::geometry::Size;
 use crate::recipe::Truncated;
 use crate::row::{ImageFacts, RowCode, RowError};
 
@@ -74,26 +76,64 @@ fn decode_file(probed: &Probed, config: &DecodeConfig) -> Result<Upright, Refusa
     Ok(Upright { pixels, facts })
 }
 
-/// The decoder takes a JPEG that was cut and fills the rest with grey, so the end is looked for first.
+/// Decoders take a JPEG that was cut and fill the rest with grey, so the end is looked for first.
 fn decode_jpeg(file: File, probed: &Probed, config: &DecodeConfig) -> Result<(RgbImage, bool), Refusal> {
     let most = jpeg_bytes_max(probed.stored);
     let expected = probed.stamp.size_bytes.unsigned_abs().min(most) as usize;
     // One more than expected, or `read_to_end` doubles the buffer to see the end.
     let mut bytes = Vec::with_capacity(expected + 1);
     file.take(most).read_to_end(&mut bytes)?;
-    let truncated = !jpeg::ends_properly(&bytes);
-    if truncated && config.truncated == Truncated::Fail {
+    let cut = !jpeg::ends_properly(&bytes);
+    let ends_early = || {
         let reason = "the JPEG's data ends early; --truncated use takes it as far as it goes";
-        return Err(Refusal::new(RowCode::Truncated, reason));
+        Refusal::new(RowCode::Truncated, reason)
+    };
+    if cut && config.truncated == Truncated::Fail {
+        return Err(ends_early());
     }
-    let decoder = container::open_decoder(Format::Jpeg, Whole(Cursor::new(bytes)), 0);
-    let pixels = decoder.map_err(Refusal::from).and_then(|decoder| read_pixels(decoder, probed));
-    match pixels {
-        Err(refusal) if truncated && refusal.code == RowCode::Decode => {
+    let decoded = if probed.components == 4 {
+        let decoder = container::open_decoder(Format::Jpeg, Whole(Cursor::new(bytes)), 0);
+        let pixels = decoder.map_err(Refusal::from).and_then(|decoder| read_pixels(decoder, probed));
+        pixels.map(|pixels| (pixels, false))
+    } else {
+        decode_ycc(&bytes, probed)
+    };
+    match decoded {
+        Err(refusal) if cut && refusal.code == RowCode::Decode => {
             Err(Refusal::new(RowCode::Truncated, format!("the JPEG's data ends too early: {}", refusal.reason)))
         }
-        pixels => Ok((pixels?, truncated)),
+        // The end is there, but a scan before it stops short.
+        Ok((_, true)) if config.truncated == Truncated::Fail => Err(ends_early()),
+        decoded => decoded.map(|(pixels, short)| (pixels, cut || short)),
     }
+}
+
+/// Grey and colour JPEGs, with the numbers of libjpeg-turbo, which Pillow and most others use: every pixel
+/// equals theirs. The flag says that a scan stopped short. Corrupt blocks are what libjpeg makes of them.
+fn decode_ycc(bytes: &[u8], probed: &Probed) -> Result<(RgbImage, bool), Refusal> {
+    let mut decoder = Decoder::new(bytes).map_err(jpeg_refused)?;
+    decoder.set_output_format(PixelFormat::Rgb);
+    decoder.set_lenient(true);
+    let Size { width_px, height_px } = probed.stored;
+    let header = decoder.header();
+    if (u32::from(header.width), u32::from(header.height)) != (width_px, height_px) {
+        return Err(Refusal::new(RowCode::Decode, "its headers disagree about its size"));
+    }
+    let mut buffer = zeros(probed.pixels_bytes as usize)?;
+    let info = decoder.decode_image_into(&mut buffer).map_err(jpeg_refused)?;
+    let short = info.warnings.iter().any(|w| matches!(w, DecodeWarning::TruncatedData { .. }));
+    let pixels = RgbImage::from_raw(width_px, height_px, buffer)
+        .ok_or_else(|| Refusal::new(RowCode::Decode, "its pixels do not fill its size"))?;
+    Ok((pixels, short))
+}
+
+fn jpeg_refused(error: JpegError) -> Refusal {
+    let code = match error {
+        JpegError::Unsupported(_) => RowCode::Unsupported,
+        JpegError::UnexpectedEof => RowCode::Truncated,
+        _ => RowCode::Decode,
+    };
+    Refusal::new(code, format!("the JPEG cannot be decoded: {error}"))
 }
 
 fn decode_other(file: File, probed: &Probed) -> Result<RgbImage, Refusal> {

@@ -178,16 +178,17 @@ impl Cost {
 }
 
 /// The file's bytes, its metadata once more (the decoder copies it), the coefficients where they are held
-/// at once, and a few rows of blocks of every component.
+/// at once, and the planes of all components in whole blocks before they become RGB.
 fn jpeg_cost(header: &JpegHeader, file_bytes: u64) -> Cost {
-    let rows = 512 * (u64::from(header.stored.width_px) + 32);
+    let Size { width_px, height_px } = header.stored;
+    let planes = u64::from(header.components) * (u64::from(width_px) + 32) * (u64::from(height_px) + 32);
     let file = file_bytes.min(jpeg_bytes_max(header.stored));
     Cost {
         stored: header.stored,
         orientation: header.exif.as_deref().and_then(orient::from_exif_block),
         components: header.components,
         output_bytes: header.stored.pixels() * if header.components == 1 { 1 } else { 3 },
-        decoder_bytes: file + header.header_bytes + header.coefficient_bytes() + rows,
+        decoder_bytes: file + header.header_bytes + header.coefficient_bytes() + planes,
         limit_bytes: 0,
         metadata_bytes: 0,
     }

@@ -100,10 +100,10 @@ fn other_formats_that_end_early_are_truncated() {
 fn what_follows_the_first_picture_is_ignored() {
     let folder = Folder::new();
     let (first, second) = (jpeg(&gradient(40, 24)), jpeg(&noise(16, 16)));
-    let expected = plainly(&first);
+    let expected = open(&folder.write("first.jpg", &first), &CONFIG).unwrap().pixels;
     for tail in [b"trailing garbage".as_slice(), &second, &second[..second.len() / 2], &[0; 4096]] {
         let read = open(&folder.write("tail.jpg", &[&first, tail].concat()), &CONFIG).unwrap();
-        assert_eq!(read.pixels, expected);
+        assert!(read.pixels == expected);
     }
     let image = png(&DynamicImage::ImageRgb8(gradient(40, 24)), None);
     assert!(open(&folder.write("tail.png", &[&image, b"more".as_slice()].concat()), &CONFIG).is_ok());
