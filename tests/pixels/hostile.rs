@@ -41,7 +41,7 @@ fn liars() -> Vec<(&'static str, Vec<u8>)> {
         ("wide png", patched(&still, 16, &[(1_u32 << 31) - 1, 1].map(u32::to_be_bytes).concat())),
         ("jpeg", patched(&jpeg, frame + 5, &[65_500_u16.to_be_bytes(), 65_500_u16.to_be_bytes()].concat())),
         ("bmp", patched(&bmp(&image), 18, &[huge.to_le_bytes(), huge.to_le_bytes()].concat())),
-        ("gif", patched(&gif(&[image.clone()]), 6, &[0xff; 4])),
+        ("gif", patched(&gif(std::slice::from_ref(&image)), 6, &[0xff; 4])),
         ("tiff", {
             let tiff = tiff(&image, 1);
             patched(&patched(&tiff, 18, &huge.to_le_bytes()), 30, &huge.to_le_bytes())
@@ -60,6 +60,10 @@ fn headers_that_claim_too_much_are_refused_before_anything_is_allocated() {
         assert_eq!(error.code, RowCode::TooLarge, "{name}: {}", error.message);
         assert!(error.message.contains("--max-pixels 180 MP"), "{name}: {}", error.message);
     }
+    let still = png(&DynamicImage::ImageRgb8(gradient(3, 3)), None);
+    let long = patched(&still, 16, &[2_000_000, 1].map(u32::to_be_bytes).concat());
+    let error = open(&folder.write("long", &long), &CONFIG).map(|_| ()).unwrap_err();
+    assert_eq!(error.code, RowCode::TooLarge, "few pixels, but a side that costs memory: {}", error.message);
     let grown = status_bytes("VmHWM") - before;
     assert!(grown < 64 << 20, "{grown} bytes");
 }
@@ -128,7 +132,7 @@ fn decoding_stays_below_the_memory_it_announced() {
         ("lossless.webp", webp(&dynamic, Some(&exif(6)))),
         ("rgb.bmp", bmp(&image)),
         ("rgb.tiff", tiff(&image, 6)),
-        ("one.gif", gif(&[image.clone()])),
+        ("one.gif", gif(std::slice::from_ref(&image))),
     ];
     for (name, bytes) in files {
         let path = folder.write(name, &bytes);
