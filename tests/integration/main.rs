@@ -5,5 +5,8 @@ mod support;
 
 mod cli;
 mod database;
+mod input;
+mod models;
 mod parity;
 mod pipeline;
+mod pixels;

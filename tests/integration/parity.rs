@@ -10,7 +10,8 @@ use croprow::geometry::BoxPx;
 use croprow::model::{library, load_models};
 use croprow::pixels::{decode, header, tensor};
 use croprow::recipe::Truncated;
-use image::{DynamicImage, ExtendedColorType, ImageEncoder, RgbImage};
+use image::{DynamicImage, RgbImage};
+use libjpeg_turbo_rs::{PixelFormat, Subsampling, compress};
 use ndarray::Array4;
 use rusqlite::Connection;
 use serde_json::Value;
@@ -230,11 +231,11 @@ fn stored_as(upright: &DynamicImage, orientation: u8) -> RgbImage {
     turned.to_rgb8()
 }
 
-/// A JPEG with an EXIF block that holds nothing but the orientation.
+/// A JPEG with an EXIF block that holds nothing but the orientation. Full colour resolution: otherwise what
+/// is compared is where chroma was averaged.
 fn jpeg(pixels: &RgbImage, orientation: u8) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let encoder = image::codecs::jpeg::JpegEncoder::new_with_quality(&mut bytes, 97);
-    encoder.write_image(pixels, pixels.width(), pixels.height(), ExtendedColorType::Rgb8).unwrap();
+    let (width, height) = (pixels.width() as usize, pixels.height() as usize);
+    let mut bytes = compress(pixels, width, height, PixelFormat::Rgb, 100, Subsampling::S444).unwrap();
     let mut exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0".to_vec();
     exif.extend([orientation, 0, 0, 0, 0, 0, 0, 0]);
     let mut segment = vec![0xff, 0xe1];

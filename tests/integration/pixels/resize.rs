@@ -44,7 +44,7 @@ fn levels(out: &[f32]) -> Vec<u8> {
 
 #[test]
 fn tensors_equal_pillow_within_one_grey_level() {
-    let reference = include_str!("../data/images/resize_reference.jsonl");
+    let reference = include_str!("../../data/images/resize_reference.jsonl");
     let (mut exact, mut all) = (BTreeMap::new(), BTreeMap::new());
     for line in reference.lines() {
         let case: Case = serde_json::from_str(line).unwrap();

@@ -2,7 +2,7 @@
 
 use image::{DynamicImage, GrayAlphaImage, GrayImage, ImageBuffer, Luma, LumaA, Rgb, RgbImage, Rgba, RgbaImage};
 
-use crate::files::*;
+use super::files::*;
 
 fn read(name: &str, bytes: &[u8]) -> RgbImage {
     let folder = Folder::new();
@@ -60,9 +60,9 @@ fn cmyk_and_progressive_files_are_read() {
     let expected = RgbImage::from_fn(40, 24, |x, y| Rgb([6 * x as u8, 10 * y as u8, 128]));
     let folder = Folder::new();
     let cases = [
-        ("cmyk.jpg", include_bytes!("../data/images/cmyk.jpg").as_slice(), 4),
-        ("progressive.jpg", include_bytes!("../data/images/progressive.jpg"), 3),
-        ("lossy.webp", include_bytes!("../data/images/lossy.webp"), 3),
+        ("cmyk.jpg", include_bytes!("../../data/images/cmyk.jpg").as_slice(), 4),
+        ("progressive.jpg", include_bytes!("../../data/images/progressive.jpg"), 3),
+        ("lossy.webp", include_bytes!("../../data/images/lossy.webp"), 3),
     ];
     for (name, bytes, components) in cases {
         let read = open(&folder.write(name, bytes), &CONFIG).unwrap();
@@ -100,6 +100,6 @@ fn every_format_equals_the_decoder_alone() {
 fn the_first_frame_of_an_animation_is_taken() {
     let frames = [RgbImage::from_pixel(20, 10, Rgb([255, 0, 0])), RgbImage::from_pixel(20, 10, Rgb([0, 0, 255]))];
     assert_eq!(read("two.gif", &gif(&frames)), frames[0]);
-    let animated = include_bytes!("../data/images/animated.webp");
+    let animated = include_bytes!("../../data/images/animated.webp");
     assert!(read("two.webp", animated).pixels().all(|p| p.0[0] > 240 && p.0[2] < 16));
 }

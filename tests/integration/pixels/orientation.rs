@@ -4,7 +4,7 @@ use croprow::geometry::{Orientation, Size};
 use croprow::pixels::orient::apply;
 use image::{DynamicImage, RgbImage};
 
-use crate::files::*;
+use super::files::*;
 
 /// As a camera that notes `value` would have stored it.
 fn stored(upright: &RgbImage, value: u16) -> RgbImage {

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use crate::*;
+use super::*;
 
 #[test]
 fn a_list_is_taken_as_it_is_and_its_files_are_not_looked_at() {

@@ -12,7 +12,7 @@ use croprow::recipe::{Filter, Fit, ImageInput};
 use croprow::row::RowCode;
 use image::DynamicImage;
 
-use crate::files::*;
+use super::files::*;
 
 /// A line of `/proc/self/status`, in bytes.
 fn status_bytes(name: &str) -> u64 {
@@ -138,7 +138,12 @@ fn decoding_stays_below_the_memory_it_announced() {
         let path = folder.write(name, &bytes);
         let worst = probe(&path, &CONFIG).unwrap().worst_bytes;
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "hostile::one_decode_in_a_process_of_its_own", "--nocapture", "--test-threads=1"]);
+        child.args([
+            "--exact",
+            "pixels::hostile::one_decode_in_a_process_of_its_own",
+            "--nocapture",
+            "--test-threads=1",
+        ]);
         let output = child.env("CROPROW_TEST_DECODE", &path).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let used: u64 = said.split("used=").nth(1).and_then(|s| s.split_whitespace().next()).unwrap().parse().unwrap();

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use croprow::input::Keys;
 
-use crate::*;
+use super::*;
 
 #[test]
 fn a_json_array_of_paths_keeps_newlines_in_names() {

@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 
 use croprow::input::{AddRequest, read};
 
-use crate::*;
+use super::*;
 
 #[test]
 fn a_folder_gives_its_images_by_name_and_content_in_a_stable_order() {

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 
 use sha2::{Digest, Sha256};
 
-use crate::*;
+use super::*;
 
 fn sqlite(dir: &Path, sql: &str) -> PathBuf {
     let path = dir.join("their.db");

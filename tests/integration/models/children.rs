@@ -6,7 +6,7 @@ use super::*;
 /// Runs an ignored test of this file alone, with `library` and `home` in its environment.
 fn child(test: &str, library: &Path, home: &Path) -> Output {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("children::{test}"), "--ignored", "--nocapture", "--test-threads", "1"])
+        .args(["--exact", &format!("models::children::{test}"), "--ignored", "--nocapture", "--test-threads", "1"])
         .env(LIBRARY_FOR_CHILD, library)
         .env(library::TELEMETRY_SWITCH, "1")
         .env("HOME", home)

@@ -5,7 +5,7 @@ use croprow::pixels::header::probe;
 use croprow::row::RowCode;
 use image::DynamicImage;
 
-use crate::files::*;
+use super::files::*;
 
 #[test]
 fn content_decides_and_not_the_name() {

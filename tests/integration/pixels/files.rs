@@ -167,12 +167,12 @@ pub(crate) fn one_of_each() -> Vec<(&'static str, Vec<u8>)> {
     let dynamic = DynamicImage::ImageRgb8(image.clone());
     vec![
         ("jpeg", with_segment(&jpeg(&image), 0xe1, &[b"Exif\0\0".as_slice(), &exif(6)].concat())),
-        ("progressive", include_bytes!("../data/images/progressive.jpg").to_vec()),
-        ("cmyk", include_bytes!("../data/images/cmyk.jpg").to_vec()),
+        ("progressive", include_bytes!("../../data/images/progressive.jpg").to_vec()),
+        ("cmyk", include_bytes!("../../data/images/cmyk.jpg").to_vec()),
         ("png", png(&dynamic, Some(&exif(6)))),
         ("png16", png(&DynamicImage::ImageRgba16(dynamic.to_rgba16()), None)),
         ("webp", webp(&dynamic, Some(&exif(6)))),
-        ("lossy webp", include_bytes!("../data/images/lossy.webp").to_vec()),
+        ("lossy webp", include_bytes!("../../data/images/lossy.webp").to_vec()),
         ("gif", gif(&[image.clone(), noise(12, 9)])),
         ("bmp", bmp(&image)),
         ("tiff", tiff(&image, 6)),

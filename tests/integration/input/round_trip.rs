@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use proptest::prelude::*;
 
-use crate::*;
+use super::*;
 
 /// Anything that a name can be in text, and some things that formats are bad at.
 fn name() -> impl Strategy<Value = String> {
