@@ -190,7 +190,7 @@ fn crops_give_the_same_vectors_as_the_python_reference() {
 #[test]
 fn all_eight_orientations_of_a_picture_give_the_same_boxes_and_vectors() {
     let folder = tempfile::tempdir().unwrap();
-    let upright = image::open(root().join(".demo/photos/bus.jpg")).expect("run scripts/test.sh: it fetches the photos");
+    let upright = image::open(root().join(".demo/photos/person.jpg")).expect("run scripts/test.sh: it fetches the photos");
     let files: Vec<PathBuf> = (1..=8)
         .map(|orientation| {
             let path = folder.path().join(format!("{orientation}.jpg"));
@@ -199,7 +199,7 @@ fn all_eight_orientations_of_a_picture_give_the_same_boxes_and_vectors() {
         })
         .collect();
     let found = run_on(folder.path(), &files, "yolov3-tiny");
-    assert!(found[0].len() >= 4);
+    assert!(found[0].len() >= 3);
     for (orientation, ours) in (1..).zip(&found) {
         assert_alike(&format!("orientation {orientation}"), ours, &found[0], 0.9, SCORE_MOST, Some(0.995));
         for (a, b) in ours.iter().zip(&found[0]) {
@@ -211,7 +211,7 @@ fn all_eight_orientations_of_a_picture_give_the_same_boxes_and_vectors() {
     }
     let conn = Connection::open(folder.path().join("yolov3-tiny.db")).unwrap();
     let sizes: i64 = conn
-        .query_row("SELECT count(*) FROM images WHERE width_px = 810 AND height_px = 1080", [], |r| r.get(0))
+        .query_row("SELECT count(*) FROM images WHERE width_px = 640 AND height_px = 424", [], |r| r.get(0))
         .unwrap();
     assert_eq!(sizes, 8, "stored sizes are upright");
 }
