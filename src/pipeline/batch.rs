@@ -53,7 +53,7 @@ pub fn call_or_split<T>(
 ) -> Result<Answer<T>, Error> {
     let mut answers: Vec<Result<T, RowError>> = Vec::with_capacity(size);
     let mut refused_alone = 0;
-    let mut waiting = vec![0..size];
+    let mut waiting: Vec<Range<usize>> = std::iter::once(0..size).collect();
     while let Some(range) = waiting.pop() {
         match call(range.clone()) {
             Ok(given) => answers.extend(given),

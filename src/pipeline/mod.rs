@@ -89,7 +89,7 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
     let in_flight = images_in_flight(job.config);
     let budget = Budget::new(job.config.memory_bytes.saturating_sub(shapes.batch_bytes(job.config)), in_flight);
     let Models { detector, embedder, .. } = models;
-    let result = std::thread::scope(|scope| {
+    let result: Result<(), Error> = std::thread::scope(|scope| {
         let (claimed_tx, claimed_rx) = bounded(read::PAGE_ROWS);
         // As many as the budget admits: a thread of the pool never waits for room.
         let (decoded_tx, decoded_rx) = bounded(in_flight);
@@ -118,8 +118,9 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
             })?,
             stage(scope, job.stop, "commit", move || commit::run(job, budget, terminators, &commit_rx))?,
         ];
-        // Every stage is joined; the first error in the order of the flow is the one to tell.
-        stages.into_iter().map(join).fold(Ok(()), |first, next| first.and(next))
+        // Every stage is joined before the first error, in the order of the flow, is told.
+        let ends: Vec<Result<(), Error>> = stages.into_iter().map(join).collect();
+        ends.into_iter().collect()
     });
     let released = lock(job.db).release(job.run);
     result?;

@@ -1,6 +1,8 @@
 //! `kill -9` at random moments: the database ends equal to that of an undisturbed run. Children are this
 //! test program itself, running the real pipeline with fake models.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

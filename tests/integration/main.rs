@@ -1,5 +1,7 @@
 //! The program's parts together: database, pipeline with fake models, the command line with real ones.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

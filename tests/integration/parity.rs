@@ -190,7 +190,8 @@ fn crops_give_the_same_vectors_as_the_python_reference() {
 #[test]
 fn all_eight_orientations_of_a_picture_give_the_same_boxes_and_vectors() {
     let folder = tempfile::tempdir().unwrap();
-    let upright = image::open(root().join(".demo/photos/person.jpg")).expect("run scripts/test.sh: it fetches the photos");
+    let upright =
+        image::open(root().join(".demo/photos/person.jpg")).expect("run scripts/test.sh: it fetches the photos");
     let files: Vec<PathBuf> = (1..=8)
         .map(|orientation| {
             let path = folder.path().join(format!("{orientation}.jpg"));
