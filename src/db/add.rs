@@ -1,10 +1,10 @@
 //! Bringing rows in. The same row twice is one row.
 
-use rusqlite::params;
+use rusqlite::{Transaction, named_params, params};
 
 use super::{Db, path_to_sql};
 use crate::error::Error;
-use crate::row::NewRow;
+use crate::row::{NewRow, State};
 
 /// What `add` did with the rows it was given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,22 +17,30 @@ pub struct Added {
     pub known: u64,
 }
 
-/// A row changes when what decides its results does: prompt, path (of a keyed row), or the file itself
+/// Not one statement with `DO UPDATE`: that would cost every new row what only known rows need.
+const INSERT: &str = "
+    INSERT INTO images (path, key, prompt, tag, detect_state, embed_state) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+    ON CONFLICT DO NOTHING";
+
+/// A known row changes when what decides its results does: prompt, path (of a keyed row), or the file itself
 /// where the source stat-ed it and a decode has recorded it. Only then its states are touched. A source that
 /// says nothing of prompt or tag changes neither.
-const UPSERT: &str = "
-    INSERT INTO images (path, key, prompt, tag, detect_state, embed_state)
-    VALUES (:path, :key, :prompt, :tag, :detect, :embed)
-    ON CONFLICT DO UPDATE SET
-        path = excluded.path, prompt = ifnull(excluded.prompt, prompt), tag = ifnull(excluded.tag, tag),
-        detect_state = excluded.detect_state, detect_recipe_id = NULL, detect_attempts = 0,
-        detect_code = NULL, detect_message = NULL,
-        embed_state = excluded.embed_state, embed_recipe_id = NULL, embed_attempts = 0,
-        embed_code = NULL, embed_message = NULL,
+const CHANGE: &str = "
+    UPDATE images SET
+        path = :path, prompt = ifnull(:prompt, prompt), tag = ifnull(:tag, tag),
+        detect_state = :detect, detect_recipe_id = NULL, detect_attempts = 0, detect_code = NULL, detect_message = NULL,
+        embed_state = :embed, embed_recipe_id = NULL, embed_attempts = 0, embed_code = NULL, embed_message = NULL,
         run_id = NULL, token = NULL, done_at = NULL
-    WHERE (excluded.prompt IS NOT NULL AND prompt IS NOT excluded.prompt) OR path IS NOT excluded.path
-       OR (:size IS NOT NULL AND file_size_bytes IS NOT NULL
-           AND (file_size_bytes IS NOT :size OR file_mtime_ns IS NOT :mtime))";
+    WHERE id = :id
+      AND ((:prompt IS NOT NULL AND prompt IS NOT :prompt) OR path IS NOT :path
+           OR (:size IS NOT NULL AND file_size_bytes IS NOT NULL
+               AND (file_size_bytes IS NOT :size OR file_mtime_ns IS NOT :mtime)))";
+
+const KNOWN_BY_KEY: &str = "SELECT id FROM images WHERE key = ?1";
+const KNOWN_BY_PATH: &str = "SELECT id FROM images WHERE path = ?1 AND key IS NULL";
+
+/// From this many new rows on they are counted in one go.
+const BULK_ROWS: u64 = 5_000;
 
 impl Db {
     /// Runs `body` with a sink for rows, all in one transaction: after an error nothing is added.
@@ -45,43 +53,101 @@ impl Db {
     ) -> Result<Added, Error> {
         let tx = self.write()?;
         let mut added = Added::default();
+        let first = first_stage(&tx)?;
+        let mut bulk = Bulk::default();
         {
-            // The first stage of the recipes in force; `detect` where nothing has run yet.
-            let embed_only: bool = tx.query_row(
-                "SELECT NOT EXISTS (SELECT 1 FROM recipes WHERE stage = 'detect' AND in_force = 1)
-                    AND EXISTS (SELECT 1 FROM recipes WHERE stage = 'embed' AND in_force = 1)",
-                [],
-                |r| r.get(0),
-            )?;
-            let (detect, embed) = if embed_only { (None, Some("pending")) } else { (Some("pending"), None) };
-            let mut upsert = tx.prepare(UPSERT)?;
-            let mut tag_only = tx.prepare(
-                "UPDATE images SET tag = ?2 WHERE tag IS NOT ?2 AND CASE WHEN ?3 IS NULL THEN key IS NULL AND path = ?1 ELSE key = ?3 END",
-            )?;
-            let mut newest: i64 = tx.query_row("SELECT ifnull(max(id), 0) FROM images", [], |r| r.get(0))?;
+            let mut insert = tx.prepare(INSERT)?;
             body(&mut |row: NewRow| {
                 let path = path_to_sql(&row.path);
-                let (size, mtime) = row.stamp.map_or((None, None), |s| (Some(s.size_bytes), Some(s.mtime_ns)));
-                let touched = upsert.execute(rusqlite::named_params! {
-                    ":path": path, ":key": row.key, ":prompt": row.prompt, ":tag": row.tag,
-                    ":detect": detect, ":embed": embed, ":size": size, ":mtime": mtime,
-                })?;
-                let id = tx.last_insert_rowid();
-                if touched == 0 {
-                    added.known += 1;
-                    if row.tag.is_some() {
-                        tag_only.execute(params![path_to_sql(&row.path), row.tag, row.key])?;
-                    }
-                } else if id > newest {
-                    newest = id;
+                if insert.execute(params![path, row.key, row.prompt, row.tag, first.detect, first.embed])? == 1 {
                     added.new += 1;
-                } else {
+                    bulk.inserted(&tx)
+                } else if change(&tx, &row, first)? {
                     added.changed += 1;
+                    Ok(())
+                } else {
+                    added.known += 1;
+                    Ok(())
                 }
-                Ok(())
             })?;
         }
+        bulk.finish(&tx, first)?;
         tx.commit()?;
         Ok(added)
+    }
+}
+
+/// Brings a known row up to date; true where that makes it pending again.
+fn change(tx: &Transaction<'_>, row: &NewRow, first: FirstStage) -> Result<bool, Error> {
+    let path = path_to_sql(&row.path);
+    let id: i64 = match &row.key {
+        Some(key) => tx.prepare_cached(KNOWN_BY_KEY)?.query_row([key], |r| r.get(0))?,
+        None => tx.prepare_cached(KNOWN_BY_PATH)?.query_row([&path], |r| r.get(0))?,
+    };
+    let (size, mtime) = row.stamp.map_or((None, None), |s| (Some(s.size_bytes), Some(s.mtime_ns)));
+    let changed = tx.prepare_cached(CHANGE)?.execute(named_params! {
+        ":id": id, ":path": path, ":prompt": row.prompt, ":tag": row.tag,
+        ":detect": first.detect, ":embed": first.embed, ":size": size, ":mtime": mtime,
+    })?;
+    if changed == 0 && row.tag.is_some() {
+        tx.prepare_cached("UPDATE images SET tag = ?2 WHERE id = ?1 AND tag IS NOT ?2")?
+            .execute(params![id, row.tag])?;
+    }
+    Ok(changed > 0)
+}
+
+/// The states of a new row.
+#[derive(Clone, Copy)]
+struct FirstStage {
+    detect: Option<&'static str>,
+    embed: Option<&'static str>,
+}
+
+/// The first stage of the recipes in force; `detect` where nothing has run yet.
+fn first_stage(tx: &Transaction<'_>) -> Result<FirstStage, Error> {
+    let embed_only: bool = tx.query_row(
+        "SELECT NOT EXISTS (SELECT 1 FROM recipes WHERE stage = 'detect' AND in_force = 1)
+            AND EXISTS (SELECT 1 FROM recipes WHERE stage = 'embed' AND in_force = 1)",
+        [],
+        |r| r.get(0),
+    )?;
+    let pending = Some(State::Pending.word());
+    Ok(if embed_only {
+        FirstStage { detect: None, embed: pending }
+    } else {
+        FirstStage { detect: pending, embed: None }
+    })
+}
+
+/// Counts new rows without the trigger that counts them one by one, which would cost as much as the rows
+/// themselves. All within the transaction of `add`: nobody ever sees the database without the trigger.
+#[derive(Default)]
+struct Bulk {
+    inserted: u64,
+    /// SQL of the trigger, while it is gone.
+    trigger: Option<String>,
+    counted_by_trigger: u64,
+}
+
+impl Bulk {
+    fn inserted(&mut self, tx: &Transaction<'_>) -> Result<(), Error> {
+        self.inserted += 1;
+        if self.inserted == BULK_ROWS {
+            let sql = "SELECT sql FROM sqlite_schema WHERE type = 'trigger' AND name = 'images_counted_on_insert'";
+            self.trigger = Some(tx.query_row(sql, [], |r| r.get(0))?);
+            self.counted_by_trigger = self.inserted;
+            tx.execute_batch("DROP TRIGGER images_counted_on_insert")?;
+        }
+        Ok(())
+    }
+
+    fn finish(self, tx: &Transaction<'_>, first: FirstStage) -> Result<(), Error> {
+        let Some(trigger) = self.trigger else { return Ok(()) };
+        tx.execute(
+            "INSERT INTO counts VALUES (ifnull(?1, ''), 0, ifnull(?2, ''), 0, ?3)
+             ON CONFLICT DO UPDATE SET images = images + excluded.images",
+            params![first.detect, first.embed, self.inserted - self.counted_by_trigger],
+        )?;
+        Ok(tx.execute_batch(&trigger)?)
     }
 }

@@ -115,6 +115,9 @@ impl Db {
         conn.pragma_update(None, "foreign_keys", true)?;
         conn.pragma_update(None, "journal_size_limit", WAL_LIMIT_BYTES)?;
         conn.pragma_update(None, "cache_size", -CACHE_KIB)?;
+        // Statement journals and sorts stay in memory: no temporary file system can fill up under a run, and
+        // an upsert with triggers writes a journal per row.
+        conn.pragma_update(None, "temp_store", "MEMORY")?;
         conn.set_prepared_statement_cache_capacity(64);
         migrate(&mut conn, path)?;
         Ok(Self { conn, path: path.to_owned() })

@@ -205,6 +205,19 @@ fn an_error_in_a_source_adds_nothing() {
 }
 
 #[test]
+fn rows_in_bulk_are_counted_like_single_ones() {
+    let (_folder, path, mut db, ..) = database(7);
+    let rows = |range: std::ops::Range<u32>| range.map(|i| row(&format!("/bulk/{i}.jpg"))).collect::<Vec<_>>();
+    assert_eq!(add(&mut db, rows(0..12_000)).new, 12_000);
+    assert_sound(&path);
+    let added = add(&mut db, rows(6_000..18_000));
+    assert_eq!((added.new, added.known), (6_000, 6_000));
+    assert_eq!(add(&mut db, rows(18_000..18_003)).new, 3, "the trigger counts again");
+    assert_sound(&path);
+    assert_eq!(number(&path, "SELECT sum(images) FROM counts"), 18_010);
+}
+
+#[test]
 fn rows_put_in_by_hand_are_found() {
     let (_folder, path, mut db, mut tokens, in_force) = database(0);
     Connection::open(&path).unwrap().execute("INSERT INTO images (path) VALUES ('/p/by-hand.jpg')", []).unwrap();
