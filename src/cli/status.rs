@@ -85,6 +85,11 @@ fn describe(status: &Status, alive: bool) -> String {
     if let Some(slowest) = status.stages.iter().find_map(|s| s.slowest.as_deref()).filter(|_| alive) {
         let _ = writeln!(text, "busiest stage: {slowest}");
     }
+    let failed: u64 = status.stages.iter().map(|s| s.failed + s.quarantined).sum();
+    let counted: u64 = status.failures.iter().map(|f| f.images).sum();
+    if counted < failed {
+        let _ = writeln!(text, "of the first {counted} failures of {failed}:");
+    }
     for f in &status.failures {
         let _ = writeln!(text, "{:>8} x {} in {}, e.g. {}", f.images, f.code, f.stage, one_line(&f.example));
     }

@@ -83,13 +83,10 @@ fn print_lines(progress: &Progress, images: u64, threads: usize, over: &AtomicBo
 fn describe(progress: &Progress, rates: &mut Rates, images: u64) -> String {
     let rate = rates.sample(progress);
     let left = images.saturating_sub(Progress::get(&progress.ended)) as f64;
-    // Images that fail go through no stage, so the slower of the stages that work is what counts.
-    let per_s = [rate.detect_per_s, rate.embed_per_s].into_iter().filter(|v| *v > 0.0).fold(f64::INFINITY, f64::min);
-    let eta = if per_s.is_finite() { duration(left / per_s) } else { "?".into() };
-    let speed = if per_s.is_finite() { per_s } else { 0.0 };
+    let eta = if rate.ended_per_s > 0.0 { duration(left / rate.ended_per_s) } else { "?".into() };
     let failed = match Progress::get(&progress.failed) {
         0 => String::new(),
         n => format!(", {n} failed"),
     };
-    format!("{speed:.1} images/s, {eta} left{failed}, busiest: {}", rate.slowest.word())
+    format!("{:.1} images/s, {eta} left{failed}, busiest: {}", rate.ended_per_s, rate.slowest.word())
 }

@@ -20,9 +20,9 @@ pub struct Committed {
     pub done: u64,
     /// Images that ended with a code.
     pub failed: u64,
-    /// Images whose `detect` is done by this commit.
+    /// Images that `detect` is through with, done or failed.
     pub detected: u64,
-    /// Images whose `embed` is done by this commit.
+    /// Images that `embed` is through with, done or failed.
     pub embedded: u64,
     /// Results of rows that somebody else has meanwhile. Nothing was stored.
     pub dropped: u64,
@@ -62,10 +62,16 @@ fn store(tx: &Transaction<'_>, finished: &Finished, in_force: InForce, committed
     match &finished.outcome {
         Outcome::Done { embed, .. } => {
             committed.detected += u64::from(finished.stage == Stage::Detect);
-            committed.embedded += u64::from(matches!(embed, Some(Ok(()))));
+            committed.embedded += u64::from(embed.is_some());
             if matches!(embed, Some(Err(_))) { committed.failed += 1 } else { committed.done += 1 }
         }
-        Outcome::Failed(_) => committed.failed += 1,
+        Outcome::Failed(_) => {
+            committed.failed += 1;
+            match finished.stage {
+                Stage::Detect => committed.detected += 1,
+                Stage::Embed => committed.embedded += 1,
+            }
+        }
         Outcome::FileChanged => committed.begun_anew += 1,
     }
     Ok(())

@@ -45,9 +45,9 @@ pub struct Progress {
     pub done: AtomicU64,
     /// Images that ended with a code.
     pub failed: AtomicU64,
-    /// Images through `detect`.
+    /// Images that `detect` is through with, done or failed.
     pub detected: AtomicU64,
-    /// Images through `embed`.
+    /// Images that `embed` is through with, done or failed.
     pub embedded: AtomicU64,
     /// Results that were not stored because somebody else had the row.
     pub dropped: AtomicU64,
@@ -88,6 +88,7 @@ impl Progress {
         // The pool's time is spread over its threads.
         busy_ns[Place::Decode as usize] /= decode_threads.max(1) as u64;
         Snapshot {
+            ended: Self::get(&self.ended),
             at: Instant::now(),
             detected: Self::get(&self.detected),
             embedded: Self::get(&self.embedded),
@@ -99,6 +100,7 @@ impl Progress {
 #[derive(Clone, Copy)]
 struct Snapshot {
     at: Instant,
+    ended: u64,
     detected: u64,
     embedded: u64,
     busy_ns: [u64; 4],
@@ -113,6 +115,8 @@ pub struct Rates {
 /// The run's speed lately.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
+    /// Images per second that end, done or failed.
+    pub ended_per_s: f64,
     /// Images per second through `detect`.
     pub detect_per_s: f64,
     /// Images per second through `embed`.
@@ -138,6 +142,7 @@ impl Rates {
         let seconds = (now.at - then.at).as_secs_f64().max(1e-3);
         let busy = |place: Place| now.busy_ns[place as usize] - then.busy_ns[place as usize];
         Rate {
+            ended_per_s: (now.ended - then.ended) as f64 / seconds,
             detect_per_s: (now.detected - then.detected) as f64 / seconds,
             embed_per_s: (now.embedded - then.embedded) as f64 / seconds,
             slowest: Place::ALL.into_iter().max_by_key(|p| busy(*p)).unwrap_or(Place::Decode),
