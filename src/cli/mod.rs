@@ -11,6 +11,7 @@ mod status;
 mod ticker;
 
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Parser, Subcommand};
 use croprow::error::Error;
@@ -61,6 +62,7 @@ pub(crate) fn main() -> u8 {
         }
     };
     start_log(cli.verbose, cli.quiet);
+    QUIET.store(cli.quiet, Ordering::Relaxed);
     let result = match cli.verb {
         Verb::Add(args) => args.run(),
         Verb::Run(args) => run::run(args, cli.quiet),
@@ -68,9 +70,9 @@ pub(crate) fn main() -> u8 {
         Verb::Retry(args) => retry::run(&args),
     };
     result.unwrap_or_else(|error| {
-        say(&format!("croprow: {}", with_sources(&error)));
+        complain(&format!("croprow: {}", with_sources(&error)));
         if let Some(hint) = error.hint() {
-            say(&format!("         {hint}"));
+            complain(&format!("         {hint}"));
         }
         error.exit_code()
     })
@@ -111,8 +113,18 @@ fn with_sources(error: &Error) -> String {
     text
 }
 
-/// Talk goes to stderr. A closed terminal is no reason to fail.
+/// `--quiet`: talk is left out, errors are not.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Talk goes to stderr, unless `--quiet` forbids it.
 pub(crate) fn say(text: &str) {
+    if !QUIET.load(Ordering::Relaxed) {
+        complain(text);
+    }
+}
+
+/// Errors go to stderr. A closed terminal is no reason to fail.
+fn complain(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", lines_safe(text));
 }
 
