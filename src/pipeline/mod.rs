@@ -30,6 +30,9 @@ use budget::Budget;
 use progress::Progress;
 use stop::Stop;
 
+/// Claims between `read` and `decode`; the rest of a page waits in `read`.
+const CLAIMS_WAITING: usize = 8;
+
 /// Batches of crops between `crop` and `embed`: one is ready while another is worked on.
 const EMBED_BATCHES_READY: usize = 2;
 
@@ -90,7 +93,7 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
     let budget = Budget::new(job.config.memory_bytes.saturating_sub(shapes.batch_bytes(job.config)), in_flight);
     let Models { detector, embedder, .. } = models;
     let result: Result<(), Error> = std::thread::scope(|scope| {
-        let (claimed_tx, claimed_rx) = bounded(read::PAGE_ROWS);
+        let (claimed_tx, claimed_rx) = bounded(CLAIMS_WAITING);
         // As many as the budget admits: a thread of the pool never waits for room.
         let (decoded_tx, decoded_rx) = bounded(in_flight);
         let (located_tx, located_rx) = bounded(in_flight);

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::row::{Claim, Stage};
 
 /// Rows claimed at once. A crash makes at most this many rows, and those in flight, be done again.
-pub(super) const PAGE_ROWS: usize = 64;
+const PAGE_ROWS: usize = 64;
 
 /// How long to wait for rows in flight before looking for pending ones again.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
