@@ -38,6 +38,8 @@ fn every_image_is_done_once_with_its_regions_and_vectors() {
     assert!(number(&db, "SELECT count(*) FROM regions") > 70);
     assert!(number(&db, "SELECT count(*) FROM images WHERE id NOT IN (SELECT image_id FROM regions)") > 5);
     assert_eq!(number(&db, "SELECT count(*) FROM results WHERE embedded = 0"), 0);
+    let held = "SELECT held_bytes FROM samples ORDER BY at DESC LIMIT 1";
+    assert_eq!(number(&db, held), 0, "memory that no image has is still reserved");
     assert_sound(&db);
 }
 
