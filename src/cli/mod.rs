@@ -5,6 +5,7 @@ mod parse;
 mod recipes;
 mod retry;
 mod run;
+mod run_args;
 mod settings;
 mod signals;
 mod status;
@@ -45,7 +46,7 @@ enum Verb {
     /// Put images in: folders, files, lists, JSON, CSV, another SQLite. The same twice is one row.
     Add(add::AddArgs),
     /// Work until nothing is pending. Remembers its settings: a restart needs no flags.
-    Run(run::RunArgs),
+    Run(run_args::RunArgs),
     /// Progress, rate, time left, failures.
     Status(status::StatusArgs),
     /// Bring failed and quarantined rows back to pending.

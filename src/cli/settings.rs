@@ -8,7 +8,7 @@ use croprow::error::Error;
 use croprow::recipe::{CropFit, Keep, OnEmpty, Selection, Truncated};
 use serde::{Deserialize, Serialize};
 
-use super::run::RunArgs;
+use super::run_args::RunArgs;
 
 /// Score that a box needs, where nothing else is said.
 const BOX_THRESHOLD: f32 = 0.3;

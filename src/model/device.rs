@@ -4,9 +4,11 @@
 use std::path::Path;
 
 use ort::ep::{self, ArenaExtendStrategy, ExecutionProviderDispatch};
+use ort::session::Session;
+use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
 
-use super::library::Runtime;
-use super::{elf, session};
+use super::elf;
+use super::library::{self, Runtime};
 use crate::config::Device;
 use crate::error::Error;
 
@@ -63,6 +65,17 @@ pub fn choose(runtime: &Runtime, wanted: Device) -> Result<EffectiveDevice, Erro
     }
 }
 
+/// A builder with everything that is the same for all sessions.
+pub(super) fn builder(runtime: &Runtime, device: &EffectiveDevice) -> ort::Result<SessionBuilder> {
+    // Memory patterns are kept per input shape, and the last batch of a page has another: off.
+    let builder = Session::builder(&runtime.env)?.with_memory_pattern(false)?.with_log_level(library::level())?;
+    match device.cuda {
+        // Said aloud, because the default policy may choose a device of its own.
+        None => Ok(builder.with_auto_device(AutoDevicePolicy::PreferCPU)?),
+        Some(number) => Ok(builder.with_execution_providers([provider(number)])?),
+    }
+}
+
 fn has_driver() -> bool {
     DRIVER_SIGNS.iter().any(|sign| Path::new(sign).exists())
 }
@@ -78,8 +91,7 @@ fn try_cuda(runtime: &Runtime, number: u32) -> Result<(), String> {
         }
     }
     preload_neighbours(&runtime.path);
-    let opened =
-        session::builder(runtime, &EffectiveDevice::cuda(number)).and_then(|mut b| b.commit_from_memory(PROBE));
+    let opened = builder(runtime, &EffectiveDevice::cuda(number)).and_then(|mut b| b.commit_from_memory(PROBE));
     match opened {
         Ok(_) => Ok(()),
         Err(error) => Err(explain(error.message(), &runtime.path)),

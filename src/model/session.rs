@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ndarray::{Array4, ArrayViewD, Axis, Slice, s};
-use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
 use ort::session::{RunOptions, Session};
 use ort::value::{Outlet, TensorElementType, TensorRef};
 
-use super::device::{self, EffectiveDevice};
-use super::library::{self, Runtime};
+use super::device::{EffectiveDevice, builder};
+use super::library::Runtime;
 use super::{ModelError, Terminator, failure};
 use crate::error::Error;
 use crate::geometry::Size;
@@ -47,17 +46,6 @@ pub(super) struct OutputPort {
     pub is_f32: bool,
     /// As they are declared, then as a call gave them; -1 is a free dimension.
     pub dims: Vec<i64>,
-}
-
-/// A builder with everything that is the same for all sessions.
-pub(super) fn builder(runtime: &Runtime, device: &EffectiveDevice) -> ort::Result<SessionBuilder> {
-    // Memory patterns are kept per input shape, and the last batch of a page has another: off.
-    let builder = Session::builder(&runtime.env)?.with_memory_pattern(false)?.with_log_level(library::level())?;
-    match device.cuda {
-        // Said aloud, because the default policy may choose a device of its own.
-        None => Ok(builder.with_auto_device(AutoDevicePolicy::PreferCPU)?),
-        Some(number) => Ok(builder.with_execution_providers([device::provider(number)])?),
-    }
 }
 
 impl Graph {

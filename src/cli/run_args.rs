@@ -1,0 +1,100 @@
+//! The command line of `croprow run`. Every flag that is left out keeps what the last run was told.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use croprow::config::{Device, Stale};
+use croprow::recipe::{CropFit, Keep, OnEmpty, Truncated};
+
+use super::parse::{self, PathOrNone};
+
+/// Work until nothing is pending.
+#[derive(Args)]
+#[command(after_help = "Settings are remembered in the database: after the first time, `croprow run DB` is enough.
+
+Examples:
+  croprow run photos.db --detector yolo11n.onnx --embedder dinov2-small/
+  croprow run photos.db                                    go on where it was
+  croprow run photos.db --box-threshold 0.5 --stale redo   other settings, finished rows again
+  croprow run photos.db --embedder none --crops crops/     detect only, write the crops as JPEG")]
+pub(crate) struct RunArgs {
+    /// The database.
+    pub(crate) db: PathBuf,
+    /// Detector: folder or .onnx file; `none` makes each whole image a region.
+    #[arg(long, value_name = "MODEL|none", value_parser = parse::path_or_none)]
+    pub(crate) detector: Option<PathOrNone>,
+    /// Embedder: folder or .onnx file; `none` detects only.
+    #[arg(long, value_name = "MODEL|none", value_parser = parse::path_or_none)]
+    pub(crate) embedder: Option<PathOrNone>,
+    /// auto, cpu, cuda or cuda:N [default: auto]
+    #[arg(long, value_parser = parse::device)]
+    pub(crate) device: Option<Device>,
+    /// The ONNX Runtime library [default: ORT_DYLIB_PATH, else beside the program, else the demo's]
+    #[arg(long, value_name = "FILE|none", value_parser = parse::path_or_none)]
+    pub(crate) runtime: Option<PathOrNone>,
+    /// Lowest score of a region, 0 to 1 [default: 0.3]
+    #[arg(long, value_parser = parse::share)]
+    pub(crate) box_threshold: Option<f32>,
+    /// Boxes of one class that overlap more are one object, 0 to 1 [default: 0.45]
+    #[arg(long, value_parser = parse::share)]
+    pub(crate) nms_iou: Option<f32>,
+    /// Regions per image, best first: all, best, or a count [default: all]
+    #[arg(long, value_parser = parse::keep)]
+    pub(crate) keep: Option<Keep>,
+    /// An image without any detection: no region, or the whole image as its region [default: skip]
+    #[arg(long)]
+    pub(crate) on_empty: Option<OnEmptyFlag>,
+    /// A file that ends early: failed, or used as far as it goes and marked [default: fail]
+    #[arg(long)]
+    pub(crate) truncated: Option<TruncatedFlag>,
+    /// Larger images fail with `too_large` before anything is allocated [default: 180000000]
+    #[arg(long, value_parser = parse::count)]
+    pub(crate) max_pixels: Option<u64>,
+    /// How a crop fills the embedder's input [default: the model's own rule]
+    #[arg(long)]
+    pub(crate) crop_fit: Option<CropFitFlag>,
+    /// L2-normalised vectors [default: the model's own rule]
+    #[arg(long)]
+    pub(crate) normalize: Option<NormalizeFlag>,
+    /// Write every region as JPEG below this folder
+    #[arg(long, value_name = "DIR|none", value_parser = parse::path_or_none)]
+    pub(crate) crops: Option<PathOrNone>,
+    /// Images in one call of a model [default: 4]
+    #[arg(long, value_parser = parse::count)]
+    pub(crate) batch: Option<u64>,
+    /// Threads that compute [default: as many as there are cores]
+    #[arg(long, value_parser = parse::count)]
+    pub(crate) threads: Option<u64>,
+    /// Host memory for images in flight, as 4GiB [default: half of what is free]
+    #[arg(long, value_parser = parse::size_bytes)]
+    pub(crate) memory: Option<u64>,
+    /// Finished rows that another model or other settings made: leave them, or do them again
+    #[arg(long)]
+    pub(crate) stale: Option<StaleFlag>,
+    /// Stop after that many images; not remembered
+    #[arg(long, value_parser = parse::count)]
+    pub(crate) limit: Option<u64>,
+    /// Print the summary as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+macro_rules! flag {
+    ($name:ident => $target:ty { $($variant:ident = $value:expr),+ $(,)? }) => {
+        #[derive(Clone, Copy, Debug, ValueEnum)]
+        pub(crate) enum $name { $($variant),+ }
+        impl From<$name> for $target {
+            fn from(flag: $name) -> Self {
+                match flag { $($name::$variant => $value),+ }
+            }
+        }
+    };
+}
+
+flag!(OnEmptyFlag => OnEmpty { Skip = OnEmpty::Skip, Whole = OnEmpty::Whole });
+flag!(TruncatedFlag => Truncated { Fail = Truncated::Fail, Use = Truncated::Use });
+flag!(StaleFlag => Stale { Keep = Stale::Keep, Redo = Stale::Redo });
+flag!(CropFitFlag => Option<CropFit> {
+    Model = None, Squash = Some(CropFit::Squash), Pad = Some(CropFit::Pad), Center = Some(CropFit::Center),
+});
+flag!(NormalizeFlag => Option<bool> { Model = None, Yes = Some(true), No = Some(false) });
