@@ -36,7 +36,7 @@ pub(super) fn run(job: &Job<'_>, claimed: &Sender<Claim>) -> Result<(), Error> {
     while !job.stop.is_asked() && reader.left > 0 {
         let page = reader.next_page()?;
         Progress::add(&job.progress.claimed, page.len() as u64);
-        if page.is_empty() && !reader.wait_for_more(job.progress, job.stop) {
+        if page.is_empty() && !reader.wait_for_more(job.progress, job.stop)? {
             return Ok(());
         }
         for claim in page {
@@ -101,15 +101,19 @@ impl Reader<'_> {
         Ok(page)
     }
 
-    /// Rows in flight may become pending again (their file changed), and rows may be added meanwhile.
-    /// False when nothing is in flight any more.
-    fn wait_for_more(&mut self, progress: &Progress, stop: &Stop) -> bool {
+    /// Rows in flight may become pending again (their file changed), rows may be added meanwhile, and another
+    /// worker may have died with rows in its hands. False when there is nothing left to wait for.
+    fn wait_for_more(&mut self, progress: &Progress, stop: &Stop) -> Result<bool, Error> {
         progress.draining.store(true, Ordering::Relaxed);
-        if progress.in_flight() == 0 || stop.is_asked() {
-            return false;
+        if stop.is_asked() {
+            return Ok(false);
         }
-        std::thread::sleep(LOOK_AGAIN);
+        if progress.in_flight() > 0 {
+            std::thread::sleep(LOOK_AGAIN);
+        } else if lock(self.db).rescue_dead_runs()?.iter().all(|(_, images)| *images == 0) {
+            return Ok(false);
+        }
         self.settled_to = Some(0);
-        true
+        Ok(true)
     }
 }
