@@ -23,8 +23,10 @@ def main() -> None:
         name = os.path.basename(os.fsdecode(path))
         shown = "" if name == last else name
         last = name
-        if score is None:
+        if box[0] is None:
             print(f"{shown:<22}nothing found")
+        elif score is None:
+            print(f"{shown:<22}whole image{'':<36}{'yes' if embedded else 'no'}")
         else:
             edges = " ".join(f"{edge:.0f}" for edge in box)
             print(f"{shown:<22}{label:<14}{score:>6.2f}  {edges:<24}{'yes' if embedded else 'no'}")

@@ -36,6 +36,9 @@ pub enum Error {
     /// The device is gone; only a new process can have it back.
     #[error("device lost: {0}")]
     DeviceLost(String),
+    /// Another worker took this run for dead and has its rows.
+    #[error("another worker took this one for dead and has its rows")]
+    LeaseLost,
     /// The host took something away: disk, threads.
     #[error("{0}")]
     System(String),
@@ -55,7 +58,7 @@ impl Error {
         match self {
             Self::Usage(_) | Self::StartUp(_) | Self::Source { .. } | Self::Open { .. } => 1,
             Self::Database(_) | Self::Model(_) | Self::System(_) | Self::Panicked { .. } => 3,
-            Self::DeviceLost(_) => 75,
+            Self::DeviceLost(_) | Self::LeaseLost => 75,
         }
     }
 
@@ -65,7 +68,10 @@ impl Error {
             Self::Database(e) if is_full(e) => {
                 Some("the disk is full: free space on it and run again, finished rows are kept")
             }
-            Self::DeviceLost(_) => Some("start the same command again: finished rows are kept"),
+            Self::Database(e) if is_damaged(e) => {
+                Some("the database is damaged: keep a copy, then try `sqlite3 FILE .recover`, or go back to a backup")
+            }
+            Self::DeviceLost(_) | Self::LeaseLost => Some("start the same command again: finished rows are kept"),
             Self::Model(_) => Some(
                 "finished rows are kept; try --batch 1 or --device cpu, and check the model with its authors' example",
             ),
@@ -78,6 +84,10 @@ impl Error {
             | Self::Panicked { .. } => None,
         }
     }
+}
+
+fn is_damaged(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::DatabaseCorrupt | rusqlite::ErrorCode::NotADatabase))
 }
 
 fn is_full(error: &rusqlite::Error) -> bool {

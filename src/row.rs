@@ -175,6 +175,8 @@ pub struct Finished {
     pub stage: Stage,
     /// What decoding learned, where it came that far.
     pub facts: Option<ImageFacts>,
+    /// The file as it was, also where decoding failed.
+    pub stamp: Option<FileStamp>,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -252,15 +254,13 @@ pub enum RowCode {
     NanOutput,
     /// The model refused this image alone and took others.
     Model,
-    /// A crop could not be written.
-    CropWrite,
     /// The process died three times while this row was alone in it.
     KilledWorker,
 }
 
 impl RowCode {
     /// Every code, for `retry --code` and the README.
-    pub const ALL: [RowCode; 16] = [
+    pub const ALL: [RowCode; 15] = [
         Self::Missing,
         Self::Permission,
         Self::NotRegular,
@@ -275,7 +275,6 @@ impl RowCode {
         Self::BadPath,
         Self::NanOutput,
         Self::Model,
-        Self::CropWrite,
         Self::KilledWorker,
     ];
 
@@ -296,7 +295,6 @@ impl RowCode {
             Self::BadPath => "bad_path",
             Self::NanOutput => "nan_output",
             Self::Model => "model",
-            Self::CropWrite => "crop_write",
             Self::KilledWorker => "killed_worker",
         }
     }

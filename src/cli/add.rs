@@ -97,12 +97,22 @@ impl AddArgs {
     /// A source cannot be read, or the database cannot be used; nothing is added then.
     pub(crate) fn run(self) -> Result<u8, Error> {
         let (path, request) = self.into_request()?;
+        let is_new = !path.exists();
         let mut db = Db::open_or_create(&path)?;
         let mut report = AddReport::default();
-        let added = db.add(|sink| {
+        let (result, added) = db.add(|sink| {
             report = read(&request, sink)?;
             Ok(())
-        })?;
+        });
+        if let Err(error) = result {
+            let before = added.new + added.changed + added.known;
+            if before > 0 {
+                say(&format!("{before} rows before it are in the database; the same command again adds the rest"));
+            } else if is_new {
+                db.remove();
+            }
+            return Err(error);
+        }
         for problem in &report.problems {
             say(&format!("passed over: {}: {}", problem.path.display(), problem.reason));
         }

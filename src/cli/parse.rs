@@ -18,6 +18,20 @@ pub(crate) fn path_or_none(text: &str) -> Result<PathOrNone, String> {
     }
 }
 
+/// `auto`, or a count of at least 1.
+pub(crate) fn count_or_auto(text: &str) -> Result<OrAuto, String> {
+    if text == "auto" { Ok(OrAuto(None)) } else { count(text).map(|n| OrAuto(Some(n))) }
+}
+
+/// `auto`, or a size.
+pub(crate) fn size_or_auto(text: &str) -> Result<OrAuto, String> {
+    if text == "auto" { Ok(OrAuto(None)) } else { size_bytes(text).map(|n| OrAuto(Some(n))) }
+}
+
+/// A number, or the word `auto`. Not an `Option`, for the reason above.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OrAuto(pub(crate) Option<u64>);
+
 /// `4GiB`, `512MiB`, `2GB`, `1048576`.
 pub(crate) fn size_bytes(text: &str) -> Result<u64, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

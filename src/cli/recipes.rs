@@ -63,9 +63,14 @@ impl Recipes {
         db.look_up(body(&self.detect).as_deref(), body(&self.embed).as_deref())
     }
 
-    /// Makes them the ones that pending rows are worked with.
-    pub(crate) fn put_in_force(&self, db: &mut Db) -> Result<InForce, Error> {
-        db.put_in_force(self.detect.as_ref().map(Asked::stored), self.embed.as_ref().map(Asked::stored))
+    /// The recipe of `detect`, to be put in force.
+    pub(crate) fn detect(&self) -> Option<StoredRecipe<'_>> {
+        self.detect.as_ref().map(Asked::stored)
+    }
+
+    /// The recipe of `embed`, to be put in force.
+    pub(crate) fn embed(&self) -> Option<StoredRecipe<'_>> {
+        self.embed.as_ref().map(Asked::stored)
     }
 
     /// One line per difference between the recipes in force and these.
@@ -121,7 +126,11 @@ fn differences(key: &str, then: &Value, now: &Value, changed: &mut Vec<String>) 
             );
         }
     } else if then != now {
-        let short = |v: &Value| v.to_string().chars().take(14).collect::<String>();
+        // A digest's beginning tells it apart.
+        let short = |v: &Value| match v.as_str() {
+            Some(text) if text.len() > 40 => format!("{}...", &text[..12]),
+            _ => v.to_string(),
+        };
         changed.push(format!("{key} was {}, is {}", short(then), short(now)));
     }
 }

@@ -31,6 +31,8 @@ struct Plan {
     stale: Stale,
     /// Images that wait for this run.
     waiting: u64,
+    /// Settings of the last run.
+    remembered: Option<String>,
 }
 
 pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
@@ -40,6 +42,7 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     }
     let plan = Plan::make(&args, &mut db)?;
     if plan.waiting == 0 {
+        plan.remember_idle(&mut db)?;
         return finish_idle(&db, args.json);
     }
     if let Some(folder) = &plan.config.crops {
@@ -51,15 +54,13 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         say(note);
     }
     say(&describe_start(&plan, &loaded));
-    let in_force = plan.recipes.put_in_force(&mut db)?;
-    let settings = serde_json::to_string(&Settings { stale: Some(plan.stale), ..plan.settings.clone() })
-        .map_err(|e| Error::Usage(format!("a setting cannot be remembered: {e}")))?;
-    let run_id = db.begin_run(&NewRun {
+    let (run_id, in_force) = db.begin_run(&NewRun {
         device: &loaded.device.word,
         device_note: loaded.device.note.as_deref(),
         runtime: &format!("{} {}", runtime.version, runtime.path.display()),
-        settings: &settings,
-        in_force,
+        settings: &plan.to_remember()?,
+        detect: plan.recipes.detect(),
+        embed: plan.recipes.embed(),
     })?;
     let db = Arc::new(Mutex::new(db));
     let stop = Arc::new(Stop::default());
@@ -82,14 +83,31 @@ impl Plan {
         let stale = choose_stale(args, &settings, db, &recipes, asked, &tally)?;
         let waiting =
             tally.iter().filter(|(from, _)| is_pending(from.settled(asked, stale))).map(|(_, n)| n).sum::<u64>();
-        if waiting > 0 && asked != db.in_force()? && db.has_live_run()? {
-            return Err(Error::Usage(
-                "another worker is at work on this database with other models or settings; stop it first, or start \
-                 this one without flags"
-                    .into(),
-            ));
+        let waiting = waiting.min(args.limit.unwrap_or(u64::MAX));
+        Ok(Self { settings, config, recipes, stale, waiting, remembered })
+    }
+
+    /// The settings for the next run.
+    fn to_remember(&self) -> Result<String, Error> {
+        serde_json::to_string(&Settings { stale: Some(self.stale), ..self.settings.clone() })
+            .map_err(|e| Error::Usage(format!("a setting cannot be remembered: {e}")))
+    }
+
+    /// Settings that were given while nothing is pending are settings all the same.
+    fn remember_idle(&self, db: &mut Db) -> Result<(), Error> {
+        let settings = self.to_remember()?;
+        if self.remembered.as_ref() == Some(&settings) {
+            return Ok(());
         }
-        Ok(Self { settings, config, recipes, stale, waiting: waiting.min(args.limit.unwrap_or(u64::MAX)) })
+        let (run, _) = db.begin_run(&NewRun {
+            device: "none",
+            device_note: Some("nothing was pending"),
+            runtime: "not loaded",
+            settings: &settings,
+            detect: self.recipes.detect(),
+            embed: self.recipes.embed(),
+        })?;
+        db.end_run(run, "complete", exit_code_of(&db.tally()?), 0, 0)
     }
 }
 
@@ -181,6 +199,9 @@ fn end(
         Err(error) => {
             // The first error is the one to tell, whatever the database says now.
             let _ = db.end_run(run, "error", error.exit_code(), done, failed);
+            if json {
+                print_summary("error", error.exit_code(), &Summary { done, failed, ..Summary::default() }, took)?;
+            }
             return Err(error);
         }
     };
@@ -190,8 +211,14 @@ fn end(
     };
     db.end_run(run, how, code, done, failed)?;
     db.checkpoint();
-    let per_s = done as f64 / took.as_secs_f64().max(1e-3);
+    let per_s = (done + failed) as f64 / took.as_secs_f64().max(1e-3);
     say(&format!("{how}: {done} done, {failed} failed in {} ({per_s:.1} images/s)", duration(took.as_secs_f64())));
+    if summary.dropped > 0 {
+        say(&format!(
+            "{} results were dropped: their rows were changed or taken by another worker meanwhile",
+            summary.dropped
+        ));
+    }
     if summary.released > 0 {
         say(&format!("{} rows in flight are pending again", summary.released));
     }

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use croprow::config::{Device, Stale};
 use croprow::recipe::{CropFit, Keep, OnEmpty, Truncated};
 
-use super::parse::{self, PathOrNone};
+use super::parse::{self, OrAuto, PathOrNone};
 
 /// Work until nothing is pending.
 #[derive(Args)]
@@ -32,7 +32,7 @@ pub(crate) struct RunArgs {
     /// The ONNX Runtime library [default: ORT_DYLIB_PATH, else beside the program, else the demo's]
     #[arg(long, value_name = "FILE|none", value_parser = parse::path_or_none)]
     pub(crate) runtime: Option<PathOrNone>,
-    /// Lowest score of a region, 0 to 1 [default: 0.3]
+    /// A region's score is above this, 0 to 1 [default: 0.3]
     #[arg(long, value_parser = parse::share)]
     pub(crate) box_threshold: Option<f32>,
     /// Boxes of one class that overlap more are one object, 0 to 1 [default: 0.45]
@@ -62,12 +62,12 @@ pub(crate) struct RunArgs {
     /// Images in one call of a model [default: 4]
     #[arg(long, value_parser = parse::count)]
     pub(crate) batch: Option<u64>,
-    /// Threads that compute [default: as many as there are cores]
-    #[arg(long, value_parser = parse::count)]
-    pub(crate) threads: Option<u64>,
-    /// Host memory for images in flight, as 4GiB [default: half of what is free]
-    #[arg(long, value_parser = parse::size_bytes)]
-    pub(crate) memory: Option<u64>,
+    /// Threads that compute, or auto: as many as there are cores [default: auto]
+    #[arg(long, value_name = "N|auto", value_parser = parse::count_or_auto)]
+    pub(crate) threads: Option<OrAuto>,
+    /// Host memory for images in flight, as 4GiB, or auto: half of what is free [default: auto]
+    #[arg(long, value_name = "SIZE|auto", value_parser = parse::size_or_auto)]
+    pub(crate) memory: Option<OrAuto>,
     /// Finished rows that another model or other settings made: leave them, or do them again
     #[arg(long)]
     pub(crate) stale: Option<StaleFlag>,

@@ -19,6 +19,12 @@ const NMS_IOU: f32 = 0.45;
 /// Images in one call of a session, where nothing else is said. On the CPU larger batches gain nothing.
 const BATCH: usize = 4;
 
+/// More images in one call are a mistake: their tensors alone would take gigabytes.
+const BATCH_MOST: usize = 4096;
+
+/// More threads than any machine has cores.
+const THREADS_MOST: usize = 1024;
+
 /// Budget where the system does not tell what is free.
 const MEMORY_FALLBACK_BYTES: u64 = 2 << 30;
 
@@ -99,8 +105,8 @@ impl Settings {
             normalize: args.normalize.map_or(self.normalize, Into::into),
             crops: args.crops.clone().map_or(self.crops, |path| path.0),
             batch: args.batch.map_or(self.batch, |n| n as usize),
-            threads: args.threads.map(|n| n as usize).or(self.threads),
-            memory_bytes: args.memory.or(self.memory_bytes),
+            threads: args.threads.map_or(self.threads, |n| n.0.map(|n| n as usize)),
+            memory_bytes: args.memory.map_or(self.memory_bytes, |size| size.0),
             stale: args.stale.map(Into::into).or(self.stale),
         }
     }
@@ -119,6 +125,11 @@ impl Settings {
             on_empty: self.on_empty,
         };
         let threads = self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        for (flag, value, most) in [("--threads", threads, THREADS_MOST), ("--batch", self.batch, BATCH_MOST)] {
+            if !(1..=most).contains(&value) {
+                return Err(Error::Usage(format!("{flag} {value}: give 1 to {most}")));
+            }
+        }
         Ok(RunConfig {
             detect: self.detector.clone().map(|model| DetectConfig { model, selection }),
             embed: self.embedder.clone().map(|model| EmbedConfig {

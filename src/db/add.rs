@@ -42,38 +42,51 @@ const KNOWN_BY_PATH: &str = "SELECT id FROM images WHERE path = ?1 AND key IS NU
 /// From this many new rows on they are counted in one go.
 const BULK_ROWS: u64 = 5_000;
 
+/// Rows written in one transaction. A source may be slow (a pipe, a walk over a network): the write lock is
+/// taken only when so many rows are there, and given back at once.
+const CHUNK_ROWS: usize = 50_000;
+
 impl Db {
-    /// Runs `body` with a sink for rows, all in one transaction: after an error nothing is added.
-    ///
-    /// # Errors
-    /// Those of `body`, and of the database.
+    /// Runs `body` with a sink for rows. Rows are written in chunks; after an error those of the chunk at hand
+    /// are not, and [`Added`] in the second value says what was written before it.
     pub fn add(
         &mut self,
         body: impl FnOnce(&mut dyn FnMut(NewRow) -> Result<(), Error>) -> Result<(), Error>,
-    ) -> Result<Added, Error> {
-        let tx = self.write()?;
+    ) -> (Result<(), Error>, Added) {
         let mut added = Added::default();
+        let mut chunk: Vec<NewRow> = Vec::new();
+        let result = body(&mut |row| {
+            chunk.push(row);
+            if chunk.len() >= CHUNK_ROWS { self.add_chunk(&mut chunk, &mut added) } else { Ok(()) }
+        });
+        let result = result.and_then(|()| self.add_chunk(&mut chunk, &mut added));
+        (result, added)
+    }
+
+    fn add_chunk(&mut self, chunk: &mut Vec<NewRow>, added: &mut Added) -> Result<(), Error> {
+        let tx = self.write()?;
+        let mut now = *added;
         let first = first_stage(&tx)?;
         let mut bulk = Bulk::default();
         {
             let mut insert = tx.prepare(INSERT)?;
-            body(&mut |row: NewRow| {
+            for row in &*chunk {
                 let path = path_to_sql(&row.path);
                 if insert.execute(params![path, row.key, row.prompt, row.tag, first.detect, first.embed])? == 1 {
-                    added.new += 1;
-                    bulk.inserted(&tx)
-                } else if change(&tx, &row, first)? {
-                    added.changed += 1;
-                    Ok(())
+                    now.new += 1;
+                    bulk.inserted(&tx)?;
+                } else if change(&tx, row, first)? {
+                    now.changed += 1;
                 } else {
-                    added.known += 1;
-                    Ok(())
+                    now.known += 1;
                 }
-            })?;
+            }
         }
         bulk.finish(&tx, first)?;
         tx.commit()?;
-        Ok(added)
+        *added = now;
+        chunk.clear();
+        Ok(())
     }
 }
 
@@ -89,7 +102,10 @@ fn change(tx: &Transaction<'_>, row: &NewRow, first: FirstStage) -> Result<bool,
         ":id": id, ":path": path, ":prompt": row.prompt, ":tag": row.tag,
         ":detect": first.detect, ":embed": first.embed, ":size": size, ":mtime": mtime,
     })?;
-    if changed == 0 && row.tag.is_some() {
+    if changed > 0 {
+        // Another file or prompt: what was found before, under whatever recipe, is not found in this.
+        tx.prepare_cached("DELETE FROM regions WHERE image_id = ?1")?.execute([id])?;
+    } else if row.tag.is_some() {
         tx.prepare_cached("UPDATE images SET tag = ?2 WHERE id = ?1 AND tag IS NOT ?2")?
             .execute(params![id, row.tag])?;
     }

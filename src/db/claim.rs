@@ -31,19 +31,21 @@ impl Tokens {
 }
 
 /// One statement takes the page, so that two workers never take the same row. The attempt is counted here,
-/// durably, before any byte of the file is looked at.
+/// durably, before any byte of the file is looked at. A run that was taken for dead claims nothing more.
 fn claim_sql(stage: Stage) -> &'static str {
     match stage {
         Stage::Detect => {
             "UPDATE images SET detect_state = 'running', run_id = ?1, token = ?2, detect_attempts = detect_attempts + 1
              WHERE id IN (SELECT id FROM images WHERE detect_state = 'pending' AND detect_state <> 'done' AND id > ?3
                           ORDER BY id LIMIT ?4)
+               AND EXISTS (SELECT 1 FROM runs WHERE id = ?1 AND ended_at IS NULL)
              RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state"
         }
         Stage::Embed => {
             "UPDATE images SET embed_state = 'running', run_id = ?1, token = ?2, embed_attempts = embed_attempts + 1
              WHERE id IN (SELECT id FROM images WHERE embed_state = 'pending' AND embed_state <> 'done' AND id > ?3
                           ORDER BY id LIMIT ?4)
+               AND EXISTS (SELECT 1 FROM runs WHERE id = ?1 AND ended_at IS NULL)
              RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state"
         }
     }

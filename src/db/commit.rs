@@ -49,7 +49,7 @@ impl Db {
 fn store(tx: &Transaction<'_>, finished: &Finished, in_force: InForce, committed: &mut Committed) -> Result<(), Error> {
     let stored = match &finished.outcome {
         Outcome::Done { regions, embed } => store_done(tx, finished, regions, embed.as_ref(), in_force)?,
-        Outcome::Failed(error) => store_failed(tx, finished, error)?,
+        Outcome::Failed(error) => store_failed(tx, finished, error, in_force)?,
         Outcome::FileChanged => begin_anew(tx, finished, in_force)?,
     };
     if !stored {
@@ -95,7 +95,7 @@ fn store_done(
                 embed_state = :embed_state, embed_recipe_id = iif(:embed_state = 'done', :embed_recipe, NULL),
                 embed_attempts = embed_attempts + (:detected AND :embed_state IS NOT NULL),
                 embed_code = :code, embed_message = :message,
-                run_id = NULL, token = NULL, done_at = :now
+                run_id = NULL, token = NULL, done_at = iif(:code IS NULL, :now, NULL)
              WHERE id = :id AND token = :token",
         )?
         .execute(named_params! {
@@ -112,12 +112,19 @@ fn store_done(
     if rows == 0 {
         return Ok(false);
     }
+    if finished.facts.as_ref().is_some_and(|facts| !is_same_file(tx, finished.id, facts).unwrap_or(false)) {
+        // Vectors of other recipes would stay beside boxes that happen to be equal.
+        delete_regions(tx, finished.id)?;
+    }
+    if error.is_some() {
+        forget_vectors(tx, finished.id, in_force)?;
+    }
     let recipe = if matches!(embed, Some(Ok(()))) { in_force.embed } else { None };
     replace_regions(tx, finished.id, regions, recipe)?;
     Ok(true)
 }
 
-fn store_failed(tx: &Transaction<'_>, finished: &Finished, error: &RowError) -> Result<bool, Error> {
+fn store_failed(tx: &Transaction<'_>, finished: &Finished, error: &RowError, in_force: InForce) -> Result<bool, Error> {
     let sql = match finished.stage {
         Stage::Detect => {
             "UPDATE images SET detect_state = 'failed', detect_recipe_id = NULL, detect_code = ?1, detect_message = ?2,
@@ -134,7 +141,31 @@ fn store_failed(tx: &Transaction<'_>, finished: &Finished, error: &RowError) -> 
         // What an earlier recipe or file left must not stand as this row's result.
         delete_regions(tx, finished.id)?;
     }
+    if rows > 0 {
+        forget_vectors(tx, finished.id, in_force)?;
+        // The file as it failed: when it is another, `add` and `retry --changed` take it up again.
+        tx.prepare_cached("UPDATE images SET file_size_bytes = ?2, file_mtime_ns = ?3 WHERE id = ?1")?.execute(
+            params![finished.id.0, finished.stamp.map(|s| s.size_bytes), finished.stamp.map(|s| s.mtime_ns),],
+        )?;
+    }
     Ok(rows > 0)
+}
+
+/// Whether the image's regions, if it has any, were made from this very file.
+fn is_same_file(tx: &Transaction<'_>, id: ImageId, facts: &ImageFacts) -> Result<bool, Error> {
+    let stored: (Option<i64>, Option<i64>) = tx
+        .prepare_cached("SELECT file_size_bytes, file_mtime_ns FROM images WHERE id = ?1")?
+        .query_row([id.0], |r| Ok((r.get(0)?, r.get(1)?)))?;
+    Ok(stored == (None, None) || stored == (Some(facts.stamp.size_bytes), Some(facts.stamp.mtime_ns)))
+}
+
+/// An embedding that failed must not leave the vector of an earlier file or try standing.
+fn forget_vectors(tx: &Transaction<'_>, image: ImageId, in_force: InForce) -> Result<(), Error> {
+    tx.prepare_cached(
+        "DELETE FROM embeddings WHERE recipe_id = ?2 AND region_id IN (SELECT id FROM regions WHERE image_id = ?1)",
+    )?
+    .execute(params![image.0, in_force.embed.map(|r| r.0)])?;
+    Ok(())
 }
 
 fn begin_anew(tx: &Transaction<'_>, finished: &Finished, in_force: InForce) -> Result<bool, Error> {

@@ -18,6 +18,9 @@ const MIGRATIONS: [&str; 1] = [include_str!("../../migrations/0001_initial.sql")
 /// How long a statement waits for another writer before it fails.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// How long a write waits in all, with a warning each time the above has passed. Then the run ends.
+const BUSY_PATIENCE: Duration = Duration::from_secs(600);
+
 /// How long the switch to WAL is tried again: it needs a moment alone, which the timeout does not cover.
 const WAL_RETRY: Duration = Duration::from_secs(10);
 
@@ -71,7 +74,7 @@ impl Db {
         }
         check_is_sqlite(path)?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let conn = Connection::open_with_flags(path, flags).map_err(|e| open_error(path, e))?;
+        let conn = Connection::open_with_flags(path, flags).map_err(|e| refused(path, &e))?;
         conn.busy_timeout(BUSY_TIMEOUT)?;
         conn.pragma_update(None, "query_only", true)?;
         conn.pragma_update(None, "trusted_schema", false)?;
@@ -89,6 +92,17 @@ impl Db {
         &self.path
     }
 
+    /// Closes a database that was made for nothing, and removes its files.
+    pub fn remove(self) {
+        let path = self.path.clone();
+        drop(self);
+        for suffix in ["", "-wal", "-shm"] {
+            let mut name = path.clone().into_os_string();
+            name.push(suffix);
+            let _ = std::fs::remove_file(PathBuf::from(name));
+        }
+    }
+
     /// Bytes of the write-ahead log beside the database; 0 where there is none.
     pub fn wal_bytes(&self) -> u64 {
         let mut name = self.path.clone().into_os_string();
@@ -98,14 +112,16 @@ impl Db {
 
     /// Moves the log into the database and cuts it back. Does nothing while somebody reads.
     pub fn checkpoint(&self) {
-        // The result says "busy" while there are readers; the next chance will do.
+        // The result says "busy" while there are readers; the next chance will do, so nobody waits for them.
+        let _ = self.conn.busy_timeout(Duration::ZERO);
         let _ = self.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+        let _ = self.conn.busy_timeout(BUSY_TIMEOUT);
     }
 
     fn connect(path: &Path, flags: OpenFlags) -> Result<Self, Error> {
         assert_sqlite_is_sound(path)?;
         let mut conn = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
-            .map_err(|e| open_error(path, e))?;
+            .map_err(|e| refused(path, &e))?;
         conn.busy_timeout(BUSY_TIMEOUT)?;
         // A hostile file may carry triggers and views: they get nothing beyond plain SQL.
         conn.pragma_update(None, "trusted_schema", false)?;
@@ -126,8 +142,30 @@ impl Db {
     /// A write transaction. `BEGIN IMMEDIATE`: one that begins by reading cannot be upgraded when somebody
     /// else wrote in between, and no time-out helps against that.
     pub(super) fn write(&mut self) -> Result<Transaction<'_>, Error> {
-        Ok(self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?)
+        let began = Instant::now();
+        loop {
+            match Transaction::new_unchecked(&self.conn, TransactionBehavior::Immediate) {
+                Err(e) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) && began.elapsed() < BUSY_PATIENCE => {
+                    log::warn!(
+                        "another program has held the database locked for {} s; waiting",
+                        began.elapsed().as_secs()
+                    );
+                }
+                begun => return Ok(begun?),
+            }
+        }
     }
+}
+
+/// What `rusqlite` says when a database cannot be opened does not say what to do.
+fn refused(path: &Path, error: &rusqlite::Error) -> Error {
+    let remedy = match error.sqlite_error_code() {
+        Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
+            "; the folder of a database must be writable, also for looking at it, since the log lies beside it"
+        }
+        _ => "",
+    };
+    open_error(path, format!("{error}{remedy}"))
 }
 
 fn open_error(path: &Path, reason: impl ToString) -> Error {
@@ -171,7 +209,7 @@ fn check_ours(conn: &Connection, path: &Path) -> Result<usize, Error> {
             path,
             format!("{e}; the file is damaged: keep a copy, then try `sqlite3 FILE .recover`, or go back to a backup"),
         ),
-        _ => open_error(path, e),
+        _ => refused(path, &e),
     })?;
     if used && application != APPLICATION_ID {
         return Err(open_error(
@@ -206,7 +244,7 @@ fn switch_to_wal(conn: &Connection, path: &Path) -> Result<(), Error> {
             Err(e) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) && began.elapsed() < WAL_RETRY => {
                 std::thread::sleep(Duration::from_millis(50));
             }
-            Err(e) => return Err(open_error(path, e)),
+            Err(e) => return Err(refused(path, &e)),
         }
     }
 }

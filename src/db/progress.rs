@@ -109,7 +109,7 @@ impl Db {
             .conn
             .query_row(
                 "SELECT id, host, pid, device, started_at, heartbeat_at, ended_at, ended_how, done, failed
-                 FROM runs ORDER BY id DESC LIMIT 1",
+                 FROM runs ORDER BY ended_at IS NULL DESC, id DESC LIMIT 1",
                 [],
                 |r| {
                     Ok(RunReport {

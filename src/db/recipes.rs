@@ -60,23 +60,18 @@ impl Db {
         };
         Ok(InForce { detect: one(Stage::Detect, detect)?, embed: one(Stage::Embed, embed)? })
     }
+}
 
-    /// Stores these recipes where they are new, and makes them, and no others, the ones in force.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub fn put_in_force(
-        &mut self,
-        detect: Option<StoredRecipe<'_>>,
-        embed: Option<StoredRecipe<'_>>,
-    ) -> Result<InForce, Error> {
-        let tx = self.write()?;
-        tx.execute("UPDATE recipes SET in_force = 0 WHERE in_force = 1", [])?;
-        let detect = detect.map(|r| store(&tx, Stage::Detect, r)).transpose()?;
-        let embed = embed.map(|r| store(&tx, Stage::Embed, r)).transpose()?;
-        tx.commit()?;
-        Ok(InForce { detect, embed })
-    }
+/// Stores these recipes where they are new, and makes them, and no others, the ones in force.
+pub(super) fn put_in_force(
+    tx: &Transaction<'_>,
+    detect: Option<StoredRecipe<'_>>,
+    embed: Option<StoredRecipe<'_>>,
+) -> Result<InForce, Error> {
+    tx.execute("UPDATE recipes SET in_force = 0 WHERE in_force = 1", [])?;
+    let detect = detect.map(|r| store(tx, Stage::Detect, r)).transpose()?;
+    let embed = embed.map(|r| store(tx, Stage::Embed, r)).transpose()?;
+    Ok(InForce { detect, embed })
 }
 
 fn store(tx: &Transaction<'_>, stage: Stage, recipe: StoredRecipe<'_>) -> Result<RecipeId, Error> {

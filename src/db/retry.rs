@@ -65,6 +65,10 @@ impl Db {
                 .collect();
             let tx = self.write()?;
             for id in other {
+                tx.prepare_cached(
+                    "DELETE FROM regions WHERE image_id = (SELECT id FROM images WHERE id = ?1 AND token IS NULL)",
+                )?
+                .execute([id])?;
                 changed += tx
                     .prepare_cached(
                         "UPDATE images SET detect_state = ?2, detect_recipe_id = NULL, detect_code = NULL, detect_message = NULL,

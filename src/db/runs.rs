@@ -1,9 +1,10 @@
 //! One row per process: who it is, whether it lives, what it was told, how it ended.
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use super::claim::RunId;
-use super::due::InForce;
+use super::due::{InForce, RecipeId};
+use super::recipes::{StoredRecipe, put_in_force};
 use super::{Db, now};
 use crate::error::Error;
 
@@ -18,7 +19,7 @@ const SAMPLES_KEPT: i64 = 100_000;
 pub struct ProcessId {
     /// Host name.
     pub host: String,
-    /// Changes with every boot.
+    /// Changes with every boot; then the process-id namespace, in which pids mean something.
     pub boot_id: String,
     /// Process id.
     pub pid: i64,
@@ -32,7 +33,7 @@ impl ProcessId {
         let pid = i64::from(std::process::id());
         Self {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            boot_id: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned(),
+            boot_id: boot_and_namespace(),
             pid,
             started: start_ticks(pid).unwrap_or(0),
         }
@@ -40,11 +41,19 @@ impl ProcessId {
 
     /// Whether that process is gone, as far as can be told from here: at once on the same host.
     fn is_dead(&self, own: &Self, silent_s: f64) -> bool {
-        if self.host != own.host {
+        let boot = |id: &Self| id.boot_id.split(' ').next().map(str::to_owned);
+        if self.host != own.host || (boot(self) == boot(own) && self.boot_id != own.boot_id) {
+            // Another machine or another container: its pids say nothing here.
             return silent_s > LEASE_S;
         }
         self.boot_id != own.boot_id || start_ticks(self.pid) != Some(self.started)
     }
+}
+
+fn boot_and_namespace() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    format!("{} {}", boot.trim(), namespace.display())
 }
 
 /// Field 22 of `/proc/PID/stat`. The command's name before it may hold spaces and brackets.
@@ -70,8 +79,10 @@ pub struct NewRun<'a> {
     pub runtime: &'a str,
     /// All settings, as JSON; the next `run` goes on with them.
     pub settings: &'a str,
-    /// The recipes it works with.
-    pub in_force: InForce,
+    /// What pending rows are worked with; stored where it is new, and in force from now on.
+    pub detect: Option<StoredRecipe<'a>>,
+    /// The same for the second stage.
+    pub embed: Option<StoredRecipe<'a>>,
 }
 
 /// One line of `samples`.
@@ -94,14 +105,24 @@ pub struct Sample {
 }
 
 impl Db {
-    /// Registers this process.
+    /// Registers this process and puts its recipes in force, in one step: two workers that start together
+    /// with different recipes must not both find the other absent.
     ///
     /// # Errors
-    /// Those of the database.
-    pub fn begin_run(&mut self, run: &NewRun<'_>) -> Result<RunId, Error> {
+    /// A live worker works with other recipes; nothing was changed. Those of the database.
+    pub fn begin_run(&mut self, run: &NewRun<'_>) -> Result<(RunId, InForce), Error> {
         let own = ProcessId::own();
         let at = now();
         let tx = self.write()?;
+        let in_force = put_in_force(&tx, run.detect, run.embed)?;
+        let other = open_runs(&tx)?.into_iter().any(|(open, recipes)| recipes != in_force && !open.is_dead(&own, at));
+        if other {
+            return Err(Error::Usage(
+                "another worker is at work on this database with other models or settings; stop it first, or start \
+                 this one with the same"
+                    .into(),
+            ));
+        }
         tx.execute(
             "INSERT INTO runs (host, boot_id, pid, pid_started, version, device, device_note, runtime, settings,
                                detect_recipe_id, embed_recipe_id, started_at, heartbeat_at)
@@ -116,25 +137,31 @@ impl Db {
                 run.device_note,
                 run.runtime,
                 run.settings,
-                run.in_force.detect.map(|r| r.0),
-                run.in_force.embed.map(|r| r.0),
+                in_force.detect.map(|r| r.0),
+                in_force.embed.map(|r| r.0),
                 at,
             ],
         )?;
         let id = RunId(tx.last_insert_rowid());
         tx.commit()?;
-        Ok(id)
+        Ok((id, in_force))
     }
 
     /// Says that the run lives, and how it goes.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Somebody took this run for dead and its rows with it. Those of the database.
     pub fn heartbeat(&mut self, run: RunId, sample: &Sample) -> Result<(), Error> {
         let at = now();
         let tx = self.write()?;
-        tx.prepare_cached("UPDATE runs SET heartbeat_at = ?2, done = ?3, failed = ?4 WHERE id = ?1")?
+        let open = tx
+            .prepare_cached(
+                "UPDATE runs SET heartbeat_at = ?2, done = ?3, failed = ?4 WHERE id = ?1 AND ended_at IS NULL",
+            )?
             .execute(params![run.0, at, sample.done, sample.failed])?;
+        if open == 0 {
+            return Err(Error::LeaseLost);
+        }
         tx.prepare_cached(
             "INSERT OR REPLACE INTO samples (run_id, at, done, failed, detect_per_s, embed_per_s, slowest, rss_bytes, held_bytes)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
@@ -173,24 +200,26 @@ impl Db {
         Ok(tx.commit()?)
     }
 
-    /// Closes the rows of runs whose process is gone and gives their images back. Returns the runs and how
-    /// many images they held.
+    /// Closes the rows of runs whose process is gone and gives their images back, and those that an ended run
+    /// still holds (it could not release them). Returns the runs and how many images they held.
     ///
     /// # Errors
     /// Those of the database.
     pub fn rescue_dead_runs(&mut self) -> Result<Vec<(RunId, usize)>, Error> {
         let own = ProcessId::own();
         let at = now();
-        let open = self.open_runs()?;
+        let mut gone: Vec<RunId> = holders_that_ended(&self.conn)?;
+        gone.extend(open_runs(&self.conn)?.iter().filter(|(open, _)| open.is_dead(&own, at)).map(|(open, _)| open.run));
         let mut rescued = Vec::new();
-        for (run, process, heartbeat_at) in open {
-            if process.is_dead(&own, at - heartbeat_at) {
-                let images = self.release(run)?;
-                let tx = self.write()?;
-                tx.execute("UPDATE runs SET ended_at = heartbeat_at, ended_how = 'died' WHERE id = ?1", [run.0])?;
-                tx.commit()?;
-                rescued.push((run, images));
-            }
+        for run in gone {
+            let images = self.release(run)?;
+            let tx = self.write()?;
+            tx.execute(
+                "UPDATE runs SET ended_at = heartbeat_at, ended_how = 'died' WHERE id = ?1 AND ended_at IS NULL",
+                [run.0],
+            )?;
+            tx.commit()?;
+            rescued.push((run, images));
         }
         Ok(rescued)
     }
@@ -202,31 +231,7 @@ impl Db {
     pub fn run_is_alive(&self, run: RunId) -> Result<bool, Error> {
         let own = ProcessId::own();
         let at = now();
-        Ok(self
-            .open_runs()?
-            .iter()
-            .any(|(id, process, heartbeat_at)| *id == run && !process.is_dead(&own, at - heartbeat_at)))
-    }
-
-    /// True while any other process works on this database, as far as can be told from here.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub fn has_live_run(&self) -> Result<bool, Error> {
-        let own = ProcessId::own();
-        let at = now();
-        Ok(self.open_runs()?.iter().any(|(_, process, heartbeat_at)| !process.is_dead(&own, at - heartbeat_at)))
-    }
-
-    fn open_runs(&self) -> Result<Vec<(RunId, ProcessId, f64)>, Error> {
-        let mut statement = self
-            .conn
-            .prepare("SELECT id, host, boot_id, pid, pid_started, heartbeat_at FROM runs WHERE ended_at IS NULL")?;
-        let rows = statement.query_map([], |r| {
-            let process = ProcessId { host: r.get(1)?, boot_id: r.get(2)?, pid: r.get(3)?, started: r.get(4)? };
-            Ok((RunId(r.get(0)?), process, r.get(5)?))
-        })?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        Ok(open_runs(&self.conn)?.iter().any(|(open, _)| open.run == run && !open.is_dead(&own, at)))
     }
 
     /// Settings of the last run that began, as JSON.
@@ -236,4 +241,42 @@ impl Db {
     pub fn last_settings(&self) -> Result<Option<String>, Error> {
         Ok(self.conn.query_row("SELECT settings FROM runs ORDER BY id DESC LIMIT 1", [], |r| r.get(0)).optional()?)
     }
+}
+
+/// A run that has not said that it ended.
+struct OpenRun {
+    run: RunId,
+    process: ProcessId,
+    heartbeat_at: f64,
+}
+
+impl OpenRun {
+    fn is_dead(&self, own: &ProcessId, at: f64) -> bool {
+        self.process.is_dead(own, at - self.heartbeat_at)
+    }
+}
+
+fn open_runs(conn: &Connection) -> Result<Vec<(OpenRun, InForce)>, Error> {
+    let mut statement = conn.prepare(
+        "SELECT id, host, boot_id, pid, pid_started, heartbeat_at, detect_recipe_id, embed_recipe_id
+         FROM runs WHERE ended_at IS NULL",
+    )?;
+    let rows = statement.query_map([], |r| {
+        let process = ProcessId { host: r.get(1)?, boot_id: r.get(2)?, pid: r.get(3)?, started: r.get(4)? };
+        let recipe = |i| r.get::<_, Option<i64>>(i).map(|id| id.map(RecipeId));
+        let recipes = InForce { detect: recipe(6)?, embed: recipe(7)? };
+        Ok((OpenRun { run: RunId(r.get(0)?), process, heartbeat_at: r.get(5)? }, recipes))
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Runs that ended and still hold rows. Looks at running rows only.
+fn holders_that_ended(conn: &Connection) -> Result<Vec<RunId>, Error> {
+    let mut statement = conn.prepare(
+        "SELECT id FROM runs WHERE ended_at IS NOT NULL AND id IN (
+             SELECT run_id FROM images WHERE detect_state = 'running' AND detect_state <> 'done'
+             UNION SELECT run_id FROM images WHERE embed_state = 'running' AND embed_state <> 'done')",
+    )?;
+    let rows = statement.query_map([], |r| r.get(0).map(RunId))?;
+    Ok(rows.collect::<Result<_, _>>()?)
 }

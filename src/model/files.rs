@@ -98,6 +98,10 @@ pub fn digest(files: &ModelFiles, cache: &mut dyn DigestCache) -> Result<String,
 }
 
 fn content_digest(path: &Path, cache: &mut dyn DigestCache) -> io::Result<String> {
+    if !std::fs::metadata(path)?.is_file() {
+        // Opening a pipe would wait for somebody to write into it.
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "is no regular file"));
+    }
     let mut file = File::open(path)?;
     let stamp = stamp_of(&file.metadata()?);
     if let Some(known) = cache.get(path, stamp) {

@@ -82,7 +82,7 @@ fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
     // Last: `read` takes it as the sign that nothing is in flight.
     Progress::add(&progress.ended, batch.len() as u64);
     if committed.dropped > 0 {
-        log::warn!("{} results dropped: another worker has their rows", committed.dropped);
+        log::info!("{} results dropped: their rows were changed or taken meanwhile", committed.dropped);
     }
     batch.clear();
     Ok(())

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use crossbeam_channel::{Receiver, Sender};
 
 use super::budget::{Budget, Reservation};
-use super::message::{Decoded, Found, Located, finished};
+use super::message::{Decoded, Found, Located, failed, finished};
 use super::progress::Place;
+use super::stop::Stop;
 use super::{Job, Shapes};
 use crate::error::Error;
 use crate::geometry::BoxPx;
@@ -34,7 +35,8 @@ pub(super) fn run(
 ) -> Result<(), Error> {
     job.pool.in_place_scope(|scope| {
         for claim in claimed {
-            if job.stop.is_ending() {
+            if job.stop.is_asked() {
+                // Not begun yet: it is given back.
                 continue;
             }
             if claim.regions.as_ref().is_some_and(Vec::is_empty) {
@@ -46,7 +48,7 @@ pub(super) fn run(
             let probed = match probe(&claim.path, &job.config.decode) {
                 Ok(probed) => probed,
                 Err(error) => {
-                    let _ = exits.commit.send(finished(&claim, None, Outcome::Failed(error)));
+                    fail(&claim, error, exits);
                     continue;
                 }
             };
@@ -62,6 +64,7 @@ pub(super) fn run(
             }
             let Some(held) = budget.admit(bytes, job.stop) else { continue };
             scope.spawn(move |_| {
+                let _abort = AbortOnPanic(job.stop);
                 if !job.stop.is_ending() {
                     job.progress.timed(Place::Decode, || work(job, claim, &probed, detector_input, held, exits));
                 }
@@ -111,5 +114,16 @@ fn work(
 }
 
 fn fail(claim: &Claim, error: RowError, exits: &Exits) {
-    let _ = exits.commit.send(finished(claim, None, Outcome::Failed(error)));
+    let _ = exits.commit.send(failed(claim, error));
+}
+
+/// The pool keeps a panic to itself until all its work is done, and `read` would wait for the lost image.
+struct AbortOnPanic<'a>(&'a Stop);
+
+impl Drop for AbortOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abort();
+        }
+    }
 }

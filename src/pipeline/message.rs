@@ -7,7 +7,7 @@ use ndarray::Array4;
 
 use super::budget::Reservation;
 use crate::geometry::Placement;
-use crate::row::{Claim, Detection, Finished, ImageFacts, ImageId, Outcome, Region, RowError};
+use crate::row::{Claim, Detection, FileStamp, Finished, ImageFacts, ImageId, Outcome, Region, RowError};
 
 /// From `decode` to `detect`: an upright picture and its tensor.
 pub struct Decoded {
@@ -100,5 +100,12 @@ pub struct Piece {
 
 /// The outcome of `claim`, with what is known of its file.
 pub fn finished(claim: &Claim, facts: Option<ImageFacts>, outcome: Outcome) -> Finished {
-    Finished { id: claim.id, token: claim.token, stage: claim.stage, facts, outcome }
+    let stamp = facts.as_ref().map(|f| f.stamp);
+    Finished { id: claim.id, token: claim.token, stage: claim.stage, facts, stamp, outcome }
+}
+
+/// A file that could not be decoded; looked at once more for its size and time.
+pub fn failed(claim: &Claim, error: RowError) -> Finished {
+    let stamp = std::fs::metadata(&claim.path).ok().map(|m| FileStamp::of(&m));
+    Finished { stamp, ..finished(claim, None, Outcome::Failed(error)) }
 }

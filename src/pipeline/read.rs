@@ -36,11 +36,14 @@ pub(super) fn run(job: &Job<'_>, claimed: &Sender<Claim>) -> Result<(), Error> {
     while !job.stop.is_asked() && reader.left > 0 {
         let page = reader.next_page()?;
         Progress::add(&job.progress.claimed, page.len() as u64);
-        if page.is_empty() && !reader.wait_for_more(job.progress, job.stop)? {
+        let page_is_empty = page.is_empty();
+        if page_is_empty && !reader.wait_for_more(job.progress, job.stop)? {
             return Ok(());
         }
+        job.progress.draining.store(page_is_empty, Ordering::Relaxed);
         for claim in page {
-            if claimed.send(claim).is_err() {
+            // The rest of the page is given back at the end.
+            if job.stop.is_asked() || claimed.send(claim).is_err() {
                 return Ok(());
             }
         }
@@ -104,7 +107,6 @@ impl Reader<'_> {
     /// Rows in flight may become pending again (their file changed), rows may be added meanwhile, and another
     /// worker may have died with rows in its hands. False when there is nothing left to wait for.
     fn wait_for_more(&mut self, progress: &Progress, stop: &Stop) -> Result<bool, Error> {
-        progress.draining.store(true, Ordering::Relaxed);
         if stop.is_asked() {
             return Ok(false);
         }

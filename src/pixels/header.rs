@@ -220,7 +220,7 @@ fn other_cost(
     let blocks = (u64::from(outline.stored.width_px) + 15) * (u64::from(outline.stored.height_px) + 15);
     let (decoder_bytes, limit_bytes) = match format {
         // Chunks, and rows before and after unpacking.
-        Format::Png => (outline.metadata_bytes + 64 * width, outline.metadata_bytes),
+        Format::Png => (outline.metadata_bytes + 64 * width, outline.metadata_bytes + 64 * width + FIXED_BYTES),
         // Lossless pixels (4 and a part), or planes (1.5) and alpha (5); with animation frame and canvas (8).
         Format::WebP => {
             let held = match (outline.animated, decoder.color_type().has_alpha()) {

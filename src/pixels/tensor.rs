@@ -88,7 +88,7 @@ pub fn fill(image: &RgbImage, region: BoxPx, input: &ImageInput, out: &mut [f32]
 /// A region as a baseline JPEG of `quality` 1..=100, in the region's whole pixels.
 ///
 /// # Errors
-/// `nan_output` as [`fill`]; `crop_write` where a side is too long for a JPEG.
+/// `nan_output` as [`fill`]; `unsupported` where a side is too long for a JPEG.
 pub fn encode_crop_jpeg(image: &RgbImage, region: BoxPx, quality: u8) -> Result<Vec<u8>, RowError> {
     let crop = checked_crop(image, region)?;
     let Size { width_px, height_px } = crop.size;
@@ -101,7 +101,7 @@ pub fn encode_crop_jpeg(image: &RgbImage, region: BoxPx, quality: u8) -> Result<
     let mut jpeg = Vec::new();
     JpegEncoder::new_with_quality(&mut jpeg, quality)
         .encode(&pixels, width_px, height_px, ExtendedColorType::Rgb8)
-        .map_err(|e| RowError::new(RowCode::CropWrite, format!("a crop of {width_px}x{height_px}: {e}")))?;
+        .map_err(|e| RowError::new(RowCode::Unsupported, format!("a crop of {width_px}x{height_px}: {e}")))?;
     Ok(jpeg)
 }
 

@@ -92,6 +92,32 @@ fn a_restart_needs_no_flags_and_nothing_pending_loads_no_model() {
 }
 
 #[test]
+fn settings_given_while_nothing_is_pending_are_remembered() {
+    let (_folder, db, photos) = folder(2);
+    expect(&call(&["add", &db, &photos]), 0);
+    expect(&run(&db, &[]), 0);
+    expect(&call(&["run", &db, "--keep", "best", "--batch", "2", "--stale", "keep"]), 0);
+    picture(78, 50, 50).save(Path::new(&photos).join("new.png")).unwrap();
+    expect(&call(&["add", &db, &photos]), 0);
+    expect(&call(&["run", &db]), 0);
+    let last =
+        "SELECT settings LIKE '%\"batch\":2%' AND settings LIKE '%\"best\":1%' FROM runs ORDER BY id DESC LIMIT 1";
+    assert_eq!(number(Path::new(&db), last), 1);
+    assert_eq!(number(Path::new(&db), "SELECT max(n) FROM (SELECT count(*) AS n FROM regions WHERE image_id = 3)"), 1);
+}
+
+#[test]
+fn a_failed_add_makes_no_database() {
+    let (folder, db, photos) = folder(1);
+    expect(&call(&["add", &db, "/nonexistent/typo"]), 1);
+    assert!(!Path::new(&db).exists());
+    fs::write(folder.path().join("bad.json"), "[{\"path\": \"a.jpg\"}, oops").unwrap();
+    expect(&call(&["add", &db, &photos]), 0);
+    expect(&call(&["add", &db, "--from", folder.path().join("bad.json").to_str().unwrap()]), 1);
+    assert_eq!(number(Path::new(&db), "SELECT count(*) FROM images"), 1);
+}
+
+#[test]
 fn other_settings_are_never_mixed_silently() {
     let (_folder, db, photos) = folder(6);
     expect(&call(&["add", &db, &photos]), 0);
@@ -254,6 +280,7 @@ fn a_start_that_fails_says_why_and_touches_nothing() {
         (vec!["run", "/nonexistent/photos.db"], "croprow add"),
         (vec!["status", "/nonexistent/photos.db"], "croprow add"),
         (vec!["add", &db], "nothing to add"),
+        (vec!["run", &db, "--detector", DETECTOR, "--batch", "100000000"], "--batch 100000000: give 1 to 4096"),
         (vec!["frobnicate"], "unrecognized subcommand"),
     ] {
         let began = Instant::now();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use croprow::config::Stale;
 use croprow::db::Db;
-use croprow::db::claim::Tokens;
+use croprow::db::claim::{RunId, Tokens};
 use croprow::db::due::InForce;
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::runs::NewRun;
@@ -20,16 +20,22 @@ fn row(path: &str) -> NewRow {
 }
 
 fn add(db: &mut Db, rows: Vec<NewRow>) -> croprow::db::add::Added {
-    db.add(|sink| rows.into_iter().try_for_each(sink)).unwrap()
+    let (result, added) = db.add(|sink| rows.into_iter().try_for_each(sink));
+    result.unwrap();
+    added
 }
 
 fn recipe(name: &'static str) -> StoredRecipe<'static> {
     StoredRecipe { body: name, model_digest: name, model_path: Path::new(name) }
 }
 
-fn begin(db: &mut Db, in_force: InForce) -> Tokens {
-    let new = NewRun { device: "cpu", device_note: None, runtime: "fake", settings: "{}", in_force };
-    Tokens::new(db.begin_run(&new).unwrap())
+fn try_begin(db: &mut Db, detect: &'static str, embed: &'static str) -> Result<(RunId, InForce), Error> {
+    let (detect, embed) = (Some(recipe(detect)), Some(recipe(embed)));
+    db.begin_run(&NewRun { device: "cpu", device_note: None, runtime: "fake", settings: "{}", detect, embed })
+}
+
+fn begin(db: &mut Db) -> Tokens {
+    Tokens::new(try_begin(db, "d1", "e1").unwrap().0)
 }
 
 fn region(x0: f32, vector: Option<Vec<f32>>) -> Region {
@@ -39,7 +45,7 @@ fn region(x0: f32, vector: Option<Vec<f32>>) -> Region {
 
 fn done(claim: &Claim, regions: Vec<Region>, embed: Option<Result<(), RowError>>) -> Finished {
     let outcome = Outcome::Done { regions, embed };
-    Finished { id: claim.id, token: claim.token, stage: claim.stage, facts: None, outcome }
+    Finished { id: claim.id, token: claim.token, stage: claim.stage, facts: None, stamp: None, outcome }
 }
 
 /// A database in a folder of its own, with both kinds of model in force.
@@ -48,9 +54,8 @@ fn database(rows: usize) -> (tempfile::TempDir, PathBuf, Db, Tokens, InForce) {
     let path = folder.path().join("photos.db");
     let mut db = Db::open_or_create(&path).unwrap();
     add(&mut db, (0..rows).map(|i| row(&format!("/p/{i:06}.jpg"))).collect());
-    let in_force = db.put_in_force(Some(recipe("d1")), Some(recipe("e1"))).unwrap();
-    let tokens = begin(&mut db, in_force);
-    (folder, path, db, tokens, in_force)
+    let (run, in_force) = try_begin(&mut db, "d1", "e1").unwrap();
+    (folder, path, db, Tokens::new(run), in_force)
 }
 
 #[test]
@@ -76,7 +81,7 @@ fn a_result_without_the_token_is_dropped() {
     let (_folder, path, mut db, mut tokens, in_force) = database(2);
     let late = db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap();
     // Somebody takes the rows away, and another claims one of them.
-    let mut other = begin(&mut db, in_force);
+    let mut other = begin(&mut db);
     Connection::open(&path)
         .unwrap()
         .execute("UPDATE images SET detect_state = 'pending', run_id = NULL, token = NULL", [])
@@ -100,7 +105,10 @@ fn a_region_that_did_not_change_keeps_its_id_and_its_vectors() {
     db.commit_batch(&[done(&claim, regions, Some(Ok(())))], in_force).unwrap();
     let first = number(&path, "SELECT id FROM regions WHERE x0 < 1");
 
-    let redo = db.put_in_force(Some(recipe("d2")), Some(recipe("e1"))).unwrap();
+    let first_run = number(&path, "SELECT max(id) FROM runs");
+    db.end_run(RunId(first_run), "complete", 0, 1, 0).unwrap();
+    let (run, redo) = try_begin(&mut db, "d2", "e1").unwrap();
+    let mut tokens = Tokens::new(run);
     assert_eq!(db.settle_chunk(0, redo, Stale::Redo).unwrap(), Some(1));
     let claim = db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap().remove(0);
     // The second is gone, a third is new, the first moved by less than a hundredth of a pixel.
@@ -196,11 +204,11 @@ fn names_that_are_not_utf8_survive() {
 #[test]
 fn an_error_in_a_source_adds_nothing() {
     let (_folder, path, mut db, ..) = database(0);
-    let failed = db.add(|sink| {
+    let (failed, added) = db.add(|sink| {
         sink(row("/p/a.jpg"))?;
         Err(Error::Usage("line 2 is bad".into()))
     });
-    assert!(failed.is_err());
+    assert!(failed.is_err() && added == Default::default());
     assert_eq!(number(&path, "SELECT count(*) FROM images"), 0);
 }
 
@@ -227,18 +235,19 @@ fn rows_put_in_by_hand_are_found() {
 
 #[test]
 fn rows_of_a_dead_process_are_taken_back_and_those_of_a_live_one_are_not() {
-    let (_folder, path, mut db, mut tokens, in_force) = database(4);
+    let (_folder, path, mut db, mut tokens, _) = database(4);
     db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap();
     assert!(db.rescue_dead_runs().unwrap().is_empty(), "this process lives");
-    assert!(db.has_live_run().unwrap());
+    let run = RunId(number(&path, "SELECT max(id) FROM runs"));
+    assert!(db.run_is_alive(run).unwrap());
     // The same pid, but another process: it started at another time.
     Connection::open(&path).unwrap().execute("UPDATE runs SET pid_started = pid_started - 1", []).unwrap();
-    assert!(!db.has_live_run().unwrap());
+    assert!(!db.run_is_alive(run).unwrap());
     let rescued = db.rescue_dead_runs().unwrap();
     assert_eq!(rescued.iter().map(|r| r.1).sum::<usize>(), 2);
     assert_eq!(number(&path, "SELECT count(*) FROM images WHERE detect_state = 'pending'"), 4);
     // On another host it is the heartbeat that tells.
-    let mut tokens = begin(&mut db, in_force);
+    let mut tokens = begin(&mut db);
     db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap();
     let conn = Connection::open(&path).unwrap();
     conn.execute("UPDATE runs SET host = 'elsewhere', pid_started = 1 WHERE ended_at IS NULL", []).unwrap();
@@ -246,6 +255,108 @@ fn rows_of_a_dead_process_are_taken_back_and_those_of_a_live_one_are_not() {
     conn.execute("UPDATE runs SET heartbeat_at = heartbeat_at - 301 WHERE ended_at IS NULL", []).unwrap();
     assert_eq!(db.rescue_dead_runs().unwrap().len(), 1);
     assert_sound(&path);
+}
+
+#[test]
+fn rows_that_an_ended_run_still_holds_are_taken_back() {
+    let (_folder, path, mut db, mut tokens, _) = database(3);
+    assert_eq!(db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap().len(), 2);
+    // A full disk: the run could say that it ended, but not release its rows.
+    db.end_run(RunId(1), "error", 3, 0, 0).unwrap();
+    assert_eq!(db.rescue_dead_runs().unwrap(), [(RunId(1), 2)]);
+    assert_eq!(number(&path, "SELECT count(*) FROM images WHERE detect_state = 'pending'"), 3);
+    assert!(db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap().is_empty(), "an ended run claims nothing");
+    assert!(matches!(db.heartbeat(RunId(1), &Default::default()), Err(Error::LeaseLost)));
+    assert_sound(&path);
+}
+
+#[test]
+fn a_second_worker_with_other_recipes_is_refused_and_changes_nothing() {
+    let (_folder, path, mut db, _, in_force) = database(3);
+    assert!(matches!(try_begin(&mut db, "d2", "e1"), Err(Error::Usage(_))));
+    assert_eq!(db.in_force().unwrap(), in_force);
+    assert_eq!(number(&path, "SELECT count(*) FROM runs"), 1);
+    assert_eq!(try_begin(&mut db, "d1", "e1").unwrap().1, in_force, "the same recipes may share the work");
+}
+
+#[test]
+fn a_worker_in_another_container_is_judged_by_its_heartbeat() {
+    let (_folder, path, mut db, mut tokens, _) = database(2);
+    db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap();
+    let conn = Connection::open(&path).unwrap();
+    // The same machine and boot, but pids that mean something else.
+    conn.execute("UPDATE runs SET boot_id = substr(boot_id, 1, instr(boot_id, ' ')) || 'pid:[1]', pid_started = 1", [])
+        .unwrap();
+    assert!(db.rescue_dead_runs().unwrap().is_empty());
+    conn.execute("UPDATE runs SET heartbeat_at = heartbeat_at - 301", []).unwrap();
+    assert_eq!(db.rescue_dead_runs().unwrap().len(), 1);
+}
+
+#[test]
+fn a_slow_source_holds_no_lock() {
+    let (_folder, path, mut db, ..) = database(0);
+    let (result, added) = db.add(|sink| {
+        sink(row("/p/a.jpg"))?;
+        // Another writer in the middle: it would wait for twenty seconds and fail.
+        let other = Connection::open(&path).unwrap();
+        other.busy_timeout(std::time::Duration::ZERO).unwrap();
+        other.execute("INSERT INTO images (path) VALUES ('/p/b.jpg')", []).unwrap();
+        Ok(())
+    });
+    result.unwrap();
+    assert_eq!(added.new, 1);
+    assert_sound(&path);
+}
+
+#[test]
+fn another_file_leaves_no_vector_of_the_old_one() {
+    let (_folder, path, mut db, mut tokens, in_force) = database(1);
+    let facts = |mtime_ns| croprow::row::ImageFacts {
+        stamp: FileStamp { size_bytes: 9, mtime_ns },
+        format: "png",
+        stored: croprow::geometry::Size::new(10, 10),
+        upright: croprow::geometry::Size::new(10, 10),
+        orientation: Default::default(),
+        orientation_source: "none",
+        components: 3,
+        truncated: false,
+    };
+    let store = |db: &mut Db, tokens: &mut Tokens, stage, mtime_ns, vector: Option<f32>| {
+        let claim = db.claim_page(tokens, stage, 0, 1).unwrap().remove(0);
+        let embed = match vector {
+            Some(_) => Ok(()),
+            None => Err(RowError::new(RowCode::NanOutput, "all zero")),
+        };
+        let mut finished = done(&claim, vec![region(0.0, vector.map(|v| vec![v]))], Some(embed));
+        finished.facts = Some(facts(mtime_ns));
+        db.commit_batch(&[finished], in_force).unwrap();
+    };
+    let vectors = "SELECT count(*) FROM embeddings";
+    store(&mut db, &mut tokens, Stage::Detect, 1, Some(1.0));
+    assert_eq!(number(&path, vectors), 1);
+    assert_eq!(db.retry_changed(|_| Some(FileStamp { size_bytes: 9, mtime_ns: 2 })).unwrap(), 1);
+    assert_eq!(number(&path, vectors), 0, "the old picture's vector stands beside the new file");
+    store(&mut db, &mut tokens, Stage::Detect, 2, Some(1.0));
+    // The same file embedded again and refused: its earlier vector must not pass for the result.
+    let conn = Connection::open(&path).unwrap();
+    conn.execute("UPDATE images SET embed_state = 'pending', embed_recipe_id = NULL", []).unwrap();
+    store(&mut db, &mut tokens, Stage::Embed, 2, None);
+    assert_eq!(number(&path, "SELECT count(*) FROM results WHERE embedded"), 0);
+    assert_sound(&path);
+}
+
+#[test]
+fn a_failed_file_that_was_mended_is_pending_again() {
+    let (_folder, path, mut db, mut tokens, in_force) = database(1);
+    let claim = db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap().remove(0);
+    let outcome = Outcome::Failed(RowError::new(RowCode::Truncated, "/p/000000.jpg: ends early"));
+    let stamp = Some(FileStamp { size_bytes: 5, mtime_ns: 1 });
+    let failed = Finished { stamp, outcome, ..done(&claim, vec![], None) };
+    db.commit_batch(&[failed], in_force).unwrap();
+    let stamped = |mtime_ns| NewRow { stamp: Some(FileStamp { size_bytes: 5, mtime_ns }), ..row("/p/000000.jpg") };
+    assert_eq!(add(&mut db, vec![stamped(1)]).known, 1);
+    assert_eq!(add(&mut db, vec![stamped(2)]).changed, 1);
+    assert_eq!(number(&path, "SELECT count(*) FROM images WHERE detect_state = 'pending' AND detect_code IS NULL"), 1);
 }
 
 #[test]

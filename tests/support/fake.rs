@@ -162,9 +162,9 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
     let mut db = Db::open(db)?;
     db.rescue_dead_runs()?;
     let recipe = |name: &'static str| StoredRecipe { body: name, model_digest: name, model_path: Path::new(name) };
-    let in_force = db.put_in_force(setup.detector.map(recipe), setup.embedder.map(recipe))?;
-    let new = NewRun { device: "cpu", device_note: None, runtime: "fake", settings: "{}", in_force };
-    let run = db.begin_run(&new)?;
+    let (detect, embed) = (setup.detector.map(recipe), setup.embedder.map(recipe));
+    let new = NewRun { device: "cpu", device_note: None, runtime: "fake", settings: "{}", detect, embed };
+    let (run, in_force) = db.begin_run(&new)?;
     let mut config = setup.config.clone();
     let selection = Selection { box_threshold: 0.3, nms_iou: 0.45, keep: Keep::All, on_empty: OnEmpty::Skip };
     config.detect = setup.detector.map(|name| DetectConfig { model: name.into(), selection });
@@ -193,11 +193,11 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
 /// A new database with these files as its rows.
 pub fn database(db: &Path, files: &[std::path::PathBuf]) {
     let mut db = Db::open_or_create(db).unwrap();
-    db.add(|sink| {
+    let (result, _) = db.add(|sink| {
         for path in files {
             sink(NewRow { path: path.clone(), key: None, prompt: None, tag: None, stamp: None })?;
         }
         Ok(())
-    })
-    .unwrap();
+    });
+    result.unwrap();
 }
