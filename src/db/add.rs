@@ -46,6 +46,9 @@ const BULK_ROWS: u64 = 5_000;
 /// taken only when so many rows are there, and given back at once.
 const CHUNK_ROWS: usize = 50_000;
 
+/// The indexes of a million rows fit into this; a run has no use for so much.
+const BULK_CACHE_KIB: i64 = 64 << 10;
+
 impl Db {
     /// Runs `body` with a sink for rows. Rows are written in chunks; after an error those of the chunk at hand
     /// are not, and [`Added`] in the second value says what was written before it.
@@ -53,6 +56,9 @@ impl Db {
         &mut self,
         body: impl FnOnce(&mut dyn FnMut(NewRow) -> Result<(), Error>) -> Result<(), Error>,
     ) -> (Result<(), Error>, Added) {
+        if let Err(error) = self.conn.pragma_update(None, "cache_size", -BULK_CACHE_KIB) {
+            return (Err(error.into()), Added::default());
+        }
         let mut added = Added::default();
         let mut chunk: Vec<NewRow> = Vec::new();
         let result = body(&mut |row| {

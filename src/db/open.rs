@@ -30,8 +30,8 @@ const WAL_LIMIT_BYTES: i64 = 64 << 20;
 /// SQLite before this can lose committed rows when two connections checkpoint (the WAL-reset fault).
 const SQLITE_OLDEST: i32 = 3_051_003;
 
-/// Pages of the database kept in memory by one connection.
-const CACHE_KIB: i64 = 64 << 10;
+/// Pages of the database kept in memory by one connection: part of what a run holds, so it is small.
+const CACHE_KIB: i64 = 8 << 10;
 
 /// The process's one write connection.
 #[derive(Debug)]
