@@ -44,7 +44,7 @@ const BULK_ROWS: u64 = 5_000;
 
 /// Rows written in one transaction. A source may be slow (a pipe, a walk over a network): the write lock is
 /// taken only when so many rows are there, and given back at once.
-const CHUNK_ROWS: usize = 50_000;
+const CHUNK_ROWS: usize = 200_000;
 
 /// The indexes of a million rows fit into this; a run has no use for so much.
 const BULK_CACHE_KIB: i64 = 64 << 10;
