@@ -94,7 +94,8 @@ impl AddArgs {
     /// Adds, and says what was added.
     ///
     /// # Errors
-    /// A source cannot be read, or the database cannot be used; nothing is added then.
+    /// A source cannot be read, or the database cannot be used. Rows of earlier chunks stay, and
+    /// their number is told; a database made for nothing is removed.
     pub(crate) fn run(self) -> Result<u8, Error> {
         let (path, request) = self.into_request()?;
         let is_new = !path.exists();

@@ -142,7 +142,7 @@ fn first_stage(tx: &Transaction<'_>) -> Result<FirstStage, Error> {
 }
 
 /// Counts new rows without the trigger that counts them one by one, which would cost as much as the rows
-/// themselves. All within the transaction of `add`: nobody ever sees the database without the trigger.
+/// themselves. All within the transaction of a chunk: nobody ever sees the database without the trigger.
 #[derive(Default)]
 struct Bulk {
     inserted: u64,

@@ -2,8 +2,8 @@
 //! every row into a sink and holds no more than one folder's names or one record at a time.
 //!
 //! Files that a list names are neither opened nor stat-ed; a list may name a million files on a slow mount.
-//! This module does not write: the caller runs the sink in one transaction, so that an `Err` leaves nothing
-//! half-added. All SQL, that of other people's files too, is in `db`.
+//! This module does not write: the sink takes rows and `db` writes them in chunks; an `Err` ends the reading
+//! and drops the chunk at hand. All SQL, that of other people's files too, is in `db`.
 
 mod delimited;
 mod format;
