@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::recipe::{CropFit, Selection, Truncated};
+use crate::recipe::{CropFit, Labels, Selection, Truncated};
 
 /// Images bigger than this are refused unless `--max-pixels` says otherwise. Pillow's limit for
 /// decompression bombs, rounded up.
@@ -44,7 +44,15 @@ pub struct RunConfig {
 pub struct DetectConfig {
     /// Folder or `.onnx` file.
     pub model: PathBuf,
-    /// Which detections become regions.
+    /// Which graph of a folder with several.
+    pub precision: Precision,
+    /// Labels of images that have no prompt of their own.
+    pub prompt: Option<String>,
+    /// Where labels come from.
+    pub labels: Labels,
+    /// Detections at or below this score are forgotten.
+    pub candidate_floor: f32,
+    /// Which candidates become regions.
     pub selection: Selection,
 }
 
@@ -53,6 +61,8 @@ pub struct DetectConfig {
 pub struct EmbedConfig {
     /// Folder or `.onnx` file.
     pub model: PathBuf,
+    /// Which graph of a folder with several.
+    pub precision: Precision,
     /// Overrides the model's own rule.
     pub crop_fit: Option<CropFit>,
     /// Overrides the model's own rule.
@@ -66,6 +76,31 @@ pub struct DecodeConfig {
     pub max_pixels: u64,
     /// What a file that ends early becomes.
     pub truncated: Truncated,
+}
+
+/// `--precision`: which of a folder's graphs is taken, by the suffixes of the hub.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// fp16 on CUDA and fp32 on the CPU, or what is there.
+    #[default]
+    Auto,
+    /// `model.onnx`.
+    Fp32,
+    /// `model_fp16.onnx`.
+    Fp16,
+    /// `model_int8.onnx`.
+    Int8,
+    /// `model_uint8.onnx`.
+    Uint8,
+    /// `model_quantized.onnx`.
+    Quantized,
+    /// `model_q4.onnx`.
+    Q4,
+    /// `model_q4f16.onnx`.
+    Q4f16,
+    /// `model_bnb4.onnx`.
+    Bnb4,
 }
 
 /// `--device`.

@@ -9,10 +9,11 @@
 //!
 //! [`pipeline::run`] is the page to read first. It claims pages of rows through [`db`], turns bytes into
 //! tensors with [`pixels`], asks the sessions of [`model`], and commits results and states together.
-//! [`input`] brings rows into a database. [`config`], [`recipe`], [`geometry`], [`row`] and [`error`] are
+//! [`input`] brings rows into a database. [`config`], [`recipe`], [`candidate`], [`geometry`], [`row`] and [`error`] are
 //! plain data that everything may use.
 //!
-//! Imports run one way: `pipeline, input -> db, pixels, model -> config, recipe, row, geometry, error`.
+//! Imports run one way: `pipeline, input -> db, pixels, model -> config, recipe, candidate, row,
+//! geometry, error`.
 
 pub mod pipeline;
 
@@ -22,6 +23,7 @@ pub mod db;
 pub mod model;
 pub mod pixels;
 
+pub mod candidate;
 pub mod config;
 pub mod error;
 pub mod geometry;

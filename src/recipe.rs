@@ -37,12 +37,30 @@ pub enum Fit {
         /// Short side after resizing.
         resize_shortest_px: u32,
     },
+    /// Proportions kept, nothing cut and nothing filled: every picture has an input size of its own. The short
+    /// side becomes `shortest_px`, or less where the long one would exceed `longest_px`; both are rounded down
+    /// to a multiple of `multiple_px`. Hugging Face `get_size_with_aspect_ratio`, of the DETR processors and
+    /// (with 16) of YOLOS.
+    Scale {
+        /// Short side wanted.
+        shortest_px: u32,
+        /// Long side allowed.
+        longest_px: u32,
+        /// 1 where any side will do.
+        multiple_px: u32,
+    },
+    /// Scaled until it fits, put into the top left corner; the rest is 0 after normalisation. What a family of
+    /// `Scale` gets where its graph has a fixed size.
+    Corner,
+    /// Put into the top left corner of a black square, blurred by a Gaussian where it shrinks, and
+    /// sampled bilinearly in floating point: Hugging Face `Owlv2ImageProcessor`. The filter is not used.
+    SquareBlur,
 }
 
 /// How pixels become numbers: `(value / 255 - mean) / std` per channel, RGB, NCHW, f32.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ImageInput {
-    /// Size of the model's input.
+    /// Size of the model's input; with [`Fit::Scale`] the largest of its sides, both ways.
     pub size: Size,
     /// Resampling filter.
     pub filter: Filter,
@@ -55,23 +73,95 @@ pub struct ImageInput {
 }
 
 impl ImageInput {
-    /// Numbers in one image's tensor: 3 channels of `size`.
-    pub fn values(&self) -> usize {
-        3 * self.size.pixels() as usize
+    /// Size of the tensor of a picture or region of `region` pixels.
+    pub fn tensor_size(&self, region: Size) -> Size {
+        match self.fit {
+            Fit::Scale { shortest_px, longest_px, multiple_px } => {
+                scaled(region, shortest_px, longest_px, multiple_px.max(1))
+            }
+            Fit::Squash | Fit::Pad { .. } | Fit::Center { .. } | Fit::Corner | Fit::SquareBlur => self.size,
+        }
+    }
+
+    /// Numbers in the tensor of a picture or region of `region` pixels: 3 channels.
+    pub fn values(&self, region: Size) -> usize {
+        3 * self.tensor_size(region).pixels() as usize
+    }
+
+    /// The most that [`Self::values`] can be.
+    pub fn values_most(&self) -> usize {
+        match self.fit {
+            Fit::Scale { shortest_px, longest_px, .. } => 3 * shortest_px as usize * longest_px as usize,
+            _ => 3 * self.size.pixels() as usize,
+        }
     }
 }
 
-/// Which detections become regions.
+/// `get_size_with_aspect_ratio` of `transformers`, `image_transforms.py`; its arithmetic is kept step by step,
+/// because a side that differs by one is another picture.
+fn scaled(region: Size, shortest_px: u32, longest_px: u32, multiple_px: u32) -> Size {
+    let (width, height) = (f64::from(region.width_px), f64::from(region.height_px));
+    let (short, long) = (width.min(height).max(1.0), width.max(height).max(1.0));
+    let (mut side, mut exact) = (f64::from(shortest_px), f64::from(shortest_px));
+    if long / short * side > f64::from(longest_px) {
+        exact = f64::from(longest_px) * short / long;
+        // Python's `round` takes halves to the even side.
+        side = exact.round_ties_even();
+    }
+    let other = (exact * long / short).floor();
+    let (to_width, to_height) = if short == side {
+        (width, height)
+    } else if width < height {
+        (side, other)
+    } else {
+        (other, side)
+    };
+    let whole = |length: f64| {
+        let length = length as u32;
+        (length - length % multiple_px).max(multiple_px)
+    };
+    Size::new(whole(to_width), whole(to_height))
+}
+
+/// Which candidates become regions. Nothing here needs the model again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Selection {
-    /// Lowest score that is kept.
+    /// A region's score is above this.
     pub box_threshold: f32,
-    /// Two boxes of one class that overlap more than this are one object.
+    /// Score of a token that counts for a label; with [`Labels::Phrases`] only.
+    pub text_threshold: f32,
+    /// Two boxes that overlap more than this are one object; 1 for never.
     pub nms_iou: f32,
+    /// Between which boxes.
+    pub nms: Nms,
+    /// Boxes with a shorter side, in pixels of the upright image, are no regions.
+    pub min_box_px: f32,
+    /// What is added around a box on each side, in parts of its width and height.
+    pub margin: f32,
     /// How many per image, best first.
     pub keep: Keep,
     /// What an image without any becomes.
     pub on_empty: OnEmpty,
+}
+
+/// Which overlapping boxes are one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Nms {
+    /// Those of one label.
+    Label,
+    /// All, whatever their labels.
+    Across,
+}
+
+/// `--labels`: where the label of a text-prompted detection comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Labels {
+    /// The label of the prompt that holds the best token.
+    Spans,
+    /// All tokens above the text threshold, decoded: the reference's rule. May be no label of the prompt.
+    Phrases,
 }
 
 /// How many regions of an image are kept, best score first.
@@ -111,10 +201,16 @@ pub struct DetectRecipe {
     pub model_digest: String,
     /// Version of this program's reading of outputs; raised when results change.
     pub adapter_version: u32,
-    /// Which detections become regions.
-    pub selection: Selection,
+    /// Labels of images that have no prompt of their own.
+    pub prompt: Option<String>,
+    /// Where labels come from.
+    pub labels: Labels,
+    /// Detections at or below this score are forgotten.
+    pub candidate_floor: f32,
     /// What a file that ends early becomes.
     pub truncated: Truncated,
+    /// Which candidates become regions.
+    pub selection: Selection,
 }
 
 /// Everything that decides what `embed` stores for a region.
@@ -140,4 +236,53 @@ pub enum CropFit {
     Pad,
     /// Short side scaled, middle cut out.
     Center,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scale(shortest_px: u32, longest_px: u32, multiple_px: u32) -> ImageInput {
+        ImageInput {
+            size: Size::new(longest_px, longest_px),
+            filter: Filter::Bilinear,
+            fit: Fit::Scale { shortest_px, longest_px, multiple_px },
+            mean: [0.0; 3],
+            std: [1.0; 3],
+        }
+    }
+
+    #[test]
+    fn sides_are_those_of_the_reference() {
+        // Taken from `GroundingDinoImageProcessor` of transformers 5.24.
+        for ((width, height), (to_width, to_height)) in [
+            ((810, 1080), (800, 1066)),
+            ((1280, 720), (1333, 750)),
+            ((640, 427), (1199, 800)),
+            ((512, 512), (800, 800)),
+            ((600, 400), (1200, 800)),
+            ((451, 300), (1202, 800)),
+            ((200, 1200), (222, 1333)),
+            ((1600, 240), (1333, 200)),
+            ((321, 213), (1205, 800)),
+        ] {
+            let to = scale(800, 1333, 1).tensor_size(Size::new(width, height));
+            assert_eq!(to, Size::new(to_width, to_height), "{width}x{height}");
+        }
+    }
+
+    #[test]
+    fn a_multiple_rounds_down_and_leaves_a_side() {
+        assert_eq!(scale(512, 1333, 16).tensor_size(Size::new(640, 427)), Size::new(752, 512));
+        assert_eq!(scale(512, 1333, 16).tensor_size(Size::new(30_000, 3)), Size::new(1328, 16));
+        assert_eq!(scale(800, 1333, 1).tensor_size(Size::new(1, 9000)), Size::new(1, 1333));
+    }
+
+    #[test]
+    fn no_picture_needs_more_than_the_most() {
+        let input = scale(800, 1333, 1);
+        for (width, height) in [(1, 1), (1333, 800), (3000, 1800), (799, 1333), (5, 4)] {
+            assert!(input.values(Size::new(width, height)) <= input.values_most(), "{width}x{height}");
+        }
+    }
 }

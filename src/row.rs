@@ -4,7 +4,9 @@ use std::fmt;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crate::candidate::{Kept, Vocabulary};
 use crate::geometry::{BoxPx, Orientation, Size};
 
 /// `images.id`.
@@ -138,13 +140,13 @@ pub struct ImageFacts {
     pub truncated: bool,
 }
 
-/// What a detector says of one place, in pixels of the upright image after selection.
+/// A candidate that was selected.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Detection {
-    /// Where; frame as said by the holder.
+    /// Where, in pixels of the upright image.
     pub bbox: BoxPx,
-    /// Index in the model's list of labels.
-    pub class_index: usize,
+    /// The user's or the model's word.
+    pub label: String,
     /// 0..=1.
     pub score: f32,
 }
@@ -162,6 +164,31 @@ pub struct Region {
     pub crop: Option<String>,
     /// The embedding, once there is one. Length = the embedder's dimension.
     pub vector: Option<Vec<f32>>,
+    /// The vector of the recipe in force is stored already; nothing is to be done for it.
+    pub embedded: bool,
+}
+
+impl Region {
+    /// The whole of an image of that size.
+    pub fn whole(size: Size) -> Self {
+        Self { bbox: BoxPx::whole(size), label: None, score: None, crop: None, vector: None, embedded: false }
+    }
+}
+
+impl From<Detection> for Region {
+    fn from(detection: Detection) -> Self {
+        let Detection { bbox, label, score } = detection;
+        Self { bbox, label: Some(label), score: Some(score), crop: None, vector: None, embedded: false }
+    }
+}
+
+/// What `detect` found, before any threshold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Raw {
+    /// As they are stored.
+    pub kept: Kept,
+    /// What their label numbers mean.
+    pub vocabulary: Arc<Vocabulary>,
 }
 
 /// The one outcome of a claim.
@@ -186,6 +213,8 @@ pub struct Finished {
 pub enum Outcome {
     /// `detect` (if it was due) is done with these regions. `embed` says how the second stage ended.
     Done {
+        /// What the regions were selected from, where `detect` ran.
+        raw: Option<Raw>,
         /// All regions of the image, with vectors where `embed` is `Some(Ok)`.
         regions: Vec<Region>,
         /// `None`: no embedder in this run.
@@ -250,6 +279,8 @@ pub enum RowCode {
     Io,
     /// The path cannot name a file.
     BadPath,
+    /// The row's prompt, or the lack of one.
+    Prompt,
     /// The model gave NaN, infinity or a zero vector.
     NanOutput,
     /// The model refused this image alone and took others.
@@ -260,7 +291,7 @@ pub enum RowCode {
 
 impl RowCode {
     /// Every code, for `retry --code` and the README.
-    pub const ALL: [RowCode; 15] = [
+    pub const ALL: [RowCode; 16] = [
         Self::Missing,
         Self::Permission,
         Self::NotRegular,
@@ -273,6 +304,7 @@ impl RowCode {
         Self::DecoderPanic,
         Self::Io,
         Self::BadPath,
+        Self::Prompt,
         Self::NanOutput,
         Self::Model,
         Self::KilledWorker,
@@ -293,6 +325,7 @@ impl RowCode {
             Self::DecoderPanic => "decoder_panic",
             Self::Io => "io",
             Self::BadPath => "bad_path",
+            Self::Prompt => "prompt",
             Self::NanOutput => "nan_output",
             Self::Model => "model",
             Self::KilledWorker => "killed_worker",

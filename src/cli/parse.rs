@@ -88,6 +88,27 @@ pub(crate) fn share(text: &str) -> Result<f32, String> {
     }
 }
 
+/// A length in pixels, of at least 1.
+pub(crate) fn pixels(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if value >= 1.0 && value.is_finite() => Ok(value),
+        _ => Err("write a number of pixels of at least 1".into()),
+    }
+}
+
+/// A text, or the word `none`. Not an `Option`: clap takes that for a flag that may be left out.
+#[derive(Clone, Debug)]
+pub(crate) struct TextOrNone(pub(crate) Option<String>);
+
+/// A text that is not empty, or `none`.
+pub(crate) fn text_or_none(text: &str) -> Result<TextOrNone, String> {
+    match text.trim() {
+        "" => Err("is empty; give labels as \"a cat. a dog.\", or `none`".into()),
+        "none" => Ok(TextOrNone(None)),
+        text => Ok(TextOrNone(Some(text.to_owned()))),
+    }
+}
+
 /// A count of at least 1.
 pub(crate) fn count(text: &str) -> Result<u64, String> {
     match text.replace('_', "").parse::<u64>() {

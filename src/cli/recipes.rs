@@ -41,8 +41,11 @@ impl Recipes {
             Some(detect) => Some(Asked::new(&detect.model, db, |model_digest| DetectRecipe {
                 model_digest,
                 adapter_version: DETECT_ADAPTER_VERSION,
-                selection: detect.selection.clone(),
+                prompt: detect.prompt.clone(),
+                labels: detect.labels,
+                candidate_floor: detect.candidate_floor,
                 truncated: config.decode.truncated,
+                selection: detect.selection.clone(),
             })?),
         };
         let embed = match &config.embed {

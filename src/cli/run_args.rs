@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use croprow::config::{Device, Stale};
-use croprow::recipe::{CropFit, Keep, OnEmpty, Truncated};
+use croprow::config::{Device, Precision, Stale};
+use croprow::recipe::{CropFit, Keep, Labels, Nms, OnEmpty, Truncated};
 
-use super::parse::{self, OrAuto, PathOrNone};
+use super::parse::{self, OrAuto, PathOrNone, TextOrNone};
 
 /// Work until nothing is pending.
 #[derive(Args)]
@@ -32,18 +32,21 @@ pub(crate) struct RunArgs {
     /// The ONNX Runtime library [default: ORT_DYLIB_PATH, else beside the program, else the demo's]
     #[arg(long, value_name = "FILE|none", value_parser = parse::path_or_none)]
     pub(crate) runtime: Option<PathOrNone>,
-    /// A region's score is above this, 0 to 1 [default: 0.3]
-    #[arg(long, value_parser = parse::share)]
-    pub(crate) box_threshold: Option<f32>,
-    /// Boxes of one class that overlap more are one object, 0 to 1 [default: 0.45]
-    #[arg(long, value_parser = parse::share)]
-    pub(crate) nms_iou: Option<f32>,
-    /// Regions per image, best first: all, best, or a count [default: all]
-    #[arg(long, value_parser = parse::keep)]
-    pub(crate) keep: Option<Keep>,
-    /// An image without any detection: no region, or the whole image as its region [default: skip]
+    /// Which graph of a folder with several [default: auto, fp16 on CUDA and fp32 on the CPU]
     #[arg(long)]
-    pub(crate) on_empty: Option<OnEmptyFlag>,
+    pub(crate) precision: Option<PrecisionFlag>,
+    /// Labels to look for, as "a cat. a dog." or a JSON list, in images without a prompt of their own
+    #[arg(long, value_name = "TEXT|none", value_parser = parse::text_or_none)]
+    pub(crate) prompt: Option<TextOrNone>,
+    /// Labels of text-prompted detections: those of the prompt, or all tokens above --text-threshold
+    /// [default: spans]
+    #[arg(long)]
+    pub(crate) labels: Option<LabelsFlag>,
+    /// Detections at or below this score are not kept for `select`, 0 to 1 [default: 0.05]
+    #[arg(long, value_parser = parse::share)]
+    pub(crate) candidate_floor: Option<f32>,
+    #[command(flatten)]
+    pub(crate) selection: SelectionArgs,
     /// A file that ends early: failed, or used as far as it goes and marked [default: fail]
     #[arg(long)]
     pub(crate) truncated: Option<TruncatedFlag>,
@@ -79,6 +82,36 @@ pub(crate) struct RunArgs {
     pub(crate) json: bool,
 }
 
+/// Which candidates become regions; the same flags for `run` and `select`.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Selection")]
+pub(crate) struct SelectionArgs {
+    /// A region's score is above this, 0 to 1 [default: 0.3]
+    #[arg(long, value_parser = parse::share)]
+    pub(crate) box_threshold: Option<f32>,
+    /// Tokens above this score make the label, 0 to 1; with --labels phrases only [default: 0.25]
+    #[arg(long, value_parser = parse::share)]
+    pub(crate) text_threshold: Option<f32>,
+    /// Boxes that overlap more are one object, 0 to 1; 1 switches it off [default: 0.45]
+    #[arg(long, value_parser = parse::share)]
+    pub(crate) nms_iou: Option<f32>,
+    /// Overlapping boxes of one label are one object, or those across all labels [default: label]
+    #[arg(long)]
+    pub(crate) nms: Option<NmsFlag>,
+    /// Boxes with a shorter side in pixels are no regions [default: 1]
+    #[arg(long, value_name = "PX", value_parser = parse::pixels)]
+    pub(crate) min_box: Option<f32>,
+    /// Widen each box by this part of its sides, on each side, 0 to 1 [default: 0]
+    #[arg(long, value_parser = parse::share)]
+    pub(crate) margin: Option<f32>,
+    /// Regions per image, best first: all, best, or a count [default: all]
+    #[arg(long, value_parser = parse::keep)]
+    pub(crate) keep: Option<Keep>,
+    /// An image without any detection: no region, or the whole image as its region [default: skip]
+    #[arg(long)]
+    pub(crate) on_empty: Option<OnEmptyFlag>,
+}
+
 macro_rules! flag {
     ($name:ident => $target:ty { $($variant:ident = $value:expr),+ $(,)? }) => {
         #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -92,6 +125,13 @@ macro_rules! flag {
 }
 
 flag!(OnEmptyFlag => OnEmpty { Skip = OnEmpty::Skip, Whole = OnEmpty::Whole });
+flag!(NmsFlag => Nms { Label = Nms::Label, Across = Nms::Across });
+flag!(LabelsFlag => Labels { Spans = Labels::Spans, Phrases = Labels::Phrases });
+flag!(PrecisionFlag => Precision {
+    Auto = Precision::Auto, Fp32 = Precision::Fp32, Fp16 = Precision::Fp16, Int8 = Precision::Int8,
+    Uint8 = Precision::Uint8, Quantized = Precision::Quantized, Q4 = Precision::Q4, Q4f16 = Precision::Q4f16,
+    Bnb4 = Precision::Bnb4,
+});
 flag!(TruncatedFlag => Truncated { Fail = Truncated::Fail, Use = Truncated::Use });
 flag!(StaleFlag => Stale { Keep = Stale::Keep, Redo = Stale::Redo });
 flag!(CropFitFlag => Option<CropFit> {

@@ -3,15 +3,24 @@
 
 use std::path::PathBuf;
 
-use croprow::config::{DecodeConfig, DetectConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, RunConfig, Stale};
+use croprow::config::{DecodeConfig, DetectConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision, RunConfig, Stale};
 use croprow::error::Error;
-use croprow::recipe::{CropFit, Keep, OnEmpty, Selection, Truncated};
+use croprow::recipe::{CropFit, Keep, Labels, Nms, OnEmpty, Selection, Truncated};
 use serde::{Deserialize, Serialize};
 
-use super::run_args::RunArgs;
+use super::run_args::{RunArgs, SelectionArgs};
 
 /// Score that a box needs, where nothing else is said.
 const BOX_THRESHOLD: f32 = 0.3;
+
+/// Score that a token needs to count for a phrase, where nothing else is said.
+const TEXT_THRESHOLD: f32 = 0.25;
+
+/// Detections below this are noise that nobody would select; they are not even kept.
+const CANDIDATE_FLOOR: f32 = 0.05;
+
+/// Shortest side of a region, where nothing else is said.
+const MIN_BOX_PX: f32 = 1.0;
 
 /// Overlap from which two boxes of a class are one object, where nothing else is said.
 const NMS_IOU: f32 = 0.45;
@@ -36,8 +45,16 @@ pub(crate) struct Settings {
     pub(crate) embedder: Option<PathBuf>,
     pub(crate) device: Device,
     pub(crate) runtime: Option<PathBuf>,
+    pub(crate) precision: Precision,
+    pub(crate) prompt: Option<String>,
+    pub(crate) labels: Labels,
     pub(crate) box_threshold: f32,
+    pub(crate) text_threshold: f32,
+    pub(crate) candidate_floor: f32,
     pub(crate) nms_iou: f32,
+    pub(crate) nms: Nms,
+    pub(crate) min_box_px: f32,
+    pub(crate) margin: f32,
     pub(crate) keep: Keep,
     pub(crate) on_empty: OnEmpty,
     pub(crate) truncated: Truncated,
@@ -60,8 +77,16 @@ impl Default for Settings {
             embedder: None,
             device: Device::Auto,
             runtime: None,
+            precision: Precision::Auto,
+            prompt: None,
+            labels: Labels::Spans,
             box_threshold: BOX_THRESHOLD,
+            text_threshold: TEXT_THRESHOLD,
+            candidate_floor: CANDIDATE_FLOOR,
             nms_iou: NMS_IOU,
+            nms: Nms::Label,
+            min_box_px: MIN_BOX_PX,
+            margin: 0.0,
             keep: Keep::All,
             on_empty: OnEmpty::Skip,
             truncated: Truncated::Fail,
@@ -95,10 +120,10 @@ impl Settings {
             embedder: args.embedder.clone().map_or(self.embedder, |path| path.0),
             device: args.device.unwrap_or(self.device),
             runtime: args.runtime.clone().map_or(self.runtime, |path| path.0),
-            box_threshold: args.box_threshold.unwrap_or(self.box_threshold),
-            nms_iou: args.nms_iou.unwrap_or(self.nms_iou),
-            keep: args.keep.unwrap_or(self.keep),
-            on_empty: args.on_empty.map_or(self.on_empty, Into::into),
+            precision: args.precision.map_or(self.precision, Into::into),
+            prompt: args.prompt.clone().map_or(self.prompt, |text| text.0),
+            labels: args.labels.map_or(self.labels, Into::into),
+            candidate_floor: args.candidate_floor.unwrap_or(self.candidate_floor),
             truncated: args.truncated.map_or(self.truncated, Into::into),
             max_pixels: args.max_pixels.unwrap_or(self.max_pixels),
             crop_fit: args.crop_fit.map_or(self.crop_fit, Into::into),
@@ -108,6 +133,37 @@ impl Settings {
             threads: args.threads.map_or(self.threads, |n| n.0.map(|n| n as usize)),
             memory_bytes: args.memory.map_or(self.memory_bytes, |size| size.0),
             stale: args.stale.map(Into::into).or(self.stale),
+            ..self
+        }
+        .reselected_by(&args.selection)
+    }
+
+    /// The same with other rules of selection.
+    pub(crate) fn reselected_by(self, args: &SelectionArgs) -> Self {
+        Self {
+            box_threshold: args.box_threshold.unwrap_or(self.box_threshold),
+            text_threshold: args.text_threshold.unwrap_or(self.text_threshold),
+            nms_iou: args.nms_iou.unwrap_or(self.nms_iou),
+            nms: args.nms.map_or(self.nms, Into::into),
+            min_box_px: args.min_box.unwrap_or(self.min_box_px),
+            margin: args.margin.unwrap_or(self.margin),
+            keep: args.keep.unwrap_or(self.keep),
+            on_empty: args.on_empty.map_or(self.on_empty, Into::into),
+            ..self
+        }
+    }
+
+    /// The rule of selection.
+    pub(crate) fn selection(&self) -> Selection {
+        Selection {
+            box_threshold: self.box_threshold,
+            text_threshold: self.text_threshold,
+            nms_iou: self.nms_iou,
+            nms: self.nms,
+            min_box_px: self.min_box_px,
+            margin: self.margin,
+            keep: self.keep,
+            on_empty: self.on_empty,
         }
     }
 
@@ -118,12 +174,12 @@ impl Settings {
                 "nothing to run: give --detector MODEL, --embedder MODEL, or both (a folder or an .onnx file)".into(),
             ));
         }
-        let selection = Selection {
-            box_threshold: self.box_threshold,
-            nms_iou: self.nms_iou,
-            keep: self.keep,
-            on_empty: self.on_empty,
-        };
+        if self.detector.is_some() && self.box_threshold < self.candidate_floor {
+            return Err(Error::Usage(format!(
+                "--box-threshold {} is below --candidate-floor {}: detections between them are not kept; lower the floor too",
+                self.box_threshold, self.candidate_floor
+            )));
+        }
         let threads = self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         for (flag, value, most) in [("--threads", threads, THREADS_MOST), ("--batch", self.batch, BATCH_MOST)] {
             if !(1..=most).contains(&value) {
@@ -131,9 +187,17 @@ impl Settings {
             }
         }
         Ok(RunConfig {
-            detect: self.detector.clone().map(|model| DetectConfig { model, selection }),
+            detect: self.detector.clone().map(|model| DetectConfig {
+                model,
+                precision: self.precision,
+                prompt: self.prompt.clone(),
+                labels: self.labels,
+                candidate_floor: self.candidate_floor,
+                selection: self.selection(),
+            }),
             embed: self.embedder.clone().map(|model| EmbedConfig {
                 model,
+                precision: self.precision,
                 crop_fit: self.crop_fit,
                 normalize: self.normalize,
             }),

@@ -86,7 +86,7 @@ impl Db {
         if stage == Stage::Embed {
             for (claim, detected) in &mut claims {
                 if *detected {
-                    claim.regions = Some(regions_of(&tx, claim.id)?);
+                    claim.regions = Some(regions_to_embed(&tx, claim.id)?);
                 }
             }
         }
@@ -117,18 +117,27 @@ impl Db {
     }
 }
 
-/// The stored regions of an image, in the order they were stored.
-pub(super) fn regions_of(conn: &rusqlite::Connection, image: ImageId) -> Result<Vec<Region>, Error> {
-    Ok(stored_regions(conn, image)?.into_iter().map(|(_, region)| region).collect())
+/// The stored regions of an image, in the order they were stored, with those marked that have the vector of the
+/// recipe in force already.
+fn regions_to_embed(conn: &rusqlite::Connection, image: ImageId) -> Result<Vec<Region>, Error> {
+    let mut embedded = conn.prepare_cached(
+        "SELECT EXISTS (SELECT 1 FROM embeddings WHERE region_id = ?1
+                        AND recipe_id = (SELECT id FROM recipes WHERE stage = 'embed' AND in_force = 1))",
+    )?;
+    let mut regions = Vec::new();
+    for (id, region) in stored_regions(conn, image)? {
+        regions.push(Region { embedded: embedded.query_row([id], |r| r.get(0))?, ..region });
+    }
+    Ok(regions)
 }
 
-/// The same with their ids.
+/// The stored regions of an image with their ids, in the order they were stored.
 pub(super) fn stored_regions(conn: &rusqlite::Connection, image: ImageId) -> Result<Vec<(i64, Region)>, Error> {
     let mut statement = conn
         .prepare_cached("SELECT id, label, score, x0, y0, x1, y1, crop FROM regions WHERE image_id = ?1 ORDER BY id")?;
     let rows = statement.query_map([image.0], |r| {
         let bbox = BoxPx { x0: r.get(3)?, y0: r.get(4)?, x1: r.get(5)?, y1: r.get(6)? };
-        Ok((r.get(0)?, Region { bbox, label: r.get(1)?, score: r.get(2)?, crop: r.get(7)?, vector: None }))
+        Ok((r.get(0)?, Region { bbox, label: r.get(1)?, score: r.get(2)?, crop: r.get(7)?, vector: None, embedded: false }))
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }

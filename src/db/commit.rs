@@ -7,7 +7,7 @@ use super::claim::stored_regions;
 use super::due::{InForce, RecipeId};
 use super::{Db, now};
 use crate::error::Error;
-use crate::row::{Finished, ImageFacts, ImageId, Outcome, Region, RowError, Stage, State};
+use crate::row::{Finished, ImageFacts, ImageId, Outcome, Raw, Region, RowError, Stage, State};
 
 /// Boxes closer than this on every side are the same region: a restart changes which images share a batch,
 /// and that changes the low bits.
@@ -48,7 +48,13 @@ impl Db {
 
 fn store(tx: &Transaction<'_>, finished: &Finished, in_force: InForce, committed: &mut Committed) -> Result<(), Error> {
     let stored = match &finished.outcome {
-        Outcome::Done { regions, embed } => store_done(tx, finished, regions, embed.as_ref(), in_force)?,
+        Outcome::Done { raw, regions, embed } => {
+            let stored = store_done(tx, finished, regions, embed.as_ref(), in_force)?;
+            if let (true, Some(raw), Some(recipe)) = (stored, raw, in_force.detect) {
+                store_raw(tx, finished.id, raw, recipe)?;
+            }
+            stored
+        },
         Outcome::Failed(error) => store_failed(tx, finished, error, in_force)?,
         Outcome::FileChanged => begin_anew(tx, finished, in_force)?,
     };
@@ -183,8 +189,22 @@ fn begin_anew(tx: &Transaction<'_>, finished: &Finished, in_force: InForce) -> R
     Ok(rows > 0)
 }
 
-fn delete_regions(tx: &Transaction<'_>, image: ImageId) -> Result<(), Error> {
+/// Regions and what they were selected from.
+pub(super) fn delete_regions(tx: &Transaction<'_>, image: ImageId) -> Result<(), Error> {
     tx.prepare_cached("DELETE FROM regions WHERE image_id = ?1")?.execute([image.0])?;
+    tx.prepare_cached("DELETE FROM candidates WHERE image_id = ?1")?.execute([image.0])?;
+    Ok(())
+}
+
+fn store_raw(tx: &Transaction<'_>, image: ImageId, raw: &Raw, recipe: RecipeId) -> Result<(), Error> {
+    let body = serde_json::to_string(raw.vocabulary.as_ref())
+        .map_err(|e| Error::System(format!("labels cannot be stored: {e}")))?;
+    tx.prepare_cached("INSERT INTO vocabularies (body) VALUES (?1) ON CONFLICT DO NOTHING")?.execute([&body])?;
+    tx.prepare_cached(
+        "INSERT OR REPLACE INTO candidates (image_id, recipe_id, vocabulary_id, count, packed)
+         VALUES (?1, ?2, (SELECT id FROM vocabularies WHERE body = ?3), ?4, ?5)",
+    )?
+    .execute(params![image.0, recipe.0, body, raw.kept.count, raw.kept.packed])?;
     Ok(())
 }
 

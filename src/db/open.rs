@@ -13,7 +13,8 @@ use crate::error::Error;
 const APPLICATION_ID: i32 = 0x6372_6f70;
 
 /// Append-only. The number of a migration is its place, from 1; it is stored in `user_version`.
-const MIGRATIONS: [&str; 1] = [include_str!("../../migrations/0001_initial.sql")];
+const MIGRATIONS: [&str; 2] =
+    [include_str!("../../migrations/0001_initial.sql"), include_str!("../../migrations/0002_candidates.sql")];
 
 /// How long a statement waits for another writer before it fails.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(20);

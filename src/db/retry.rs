@@ -2,9 +2,10 @@
 
 use rusqlite::params;
 
+use super::commit::delete_regions;
 use super::{Db, SqlPath};
 use crate::error::Error;
-use crate::row::{FileStamp, RowCode, Stage};
+use crate::row::{FileStamp, ImageId, RowCode, Stage};
 
 /// Rows looked at in one step of `retry --changed`.
 const CHANGED_PAGE_ROWS: i64 = 10_000;
@@ -65,10 +66,10 @@ impl Db {
                 .collect();
             let tx = self.write()?;
             for id in other {
-                tx.prepare_cached(
-                    "DELETE FROM regions WHERE image_id = (SELECT id FROM images WHERE id = ?1 AND token IS NULL)",
-                )?
-                .execute([id])?;
+                let free = tx.prepare_cached("SELECT 1 FROM images WHERE id = ?1 AND token IS NULL")?.exists([id])?;
+                if free {
+                    delete_regions(&tx, ImageId(id))?;
+                }
                 changed += tx
                     .prepare_cached(
                         "UPDATE images SET detect_state = ?2, detect_recipe_id = NULL, detect_code = NULL, detect_message = NULL,

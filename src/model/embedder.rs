@@ -8,7 +8,8 @@ use super::device::EffectiveDevice;
 use super::files::{ModelFiles, PREPROCESSOR};
 use super::input::{self, Draft};
 use super::library::Runtime;
-use super::session::{Graph, OutputPort};
+use super::port::Port;
+use super::session::{Graph, nothing_more};
 use super::{Embedder, ModelError, Terminator, preprocessor};
 use crate::config::EmbedConfig;
 use crate::error::Error;
@@ -49,10 +50,9 @@ impl VectorModel {
         device: &EffectiveDevice,
     ) -> Result<(Self, Option<String>), Error> {
         let card = Card::read(files)?;
-        let mut graph = Graph::open(&files.onnx, runtime, device)?;
-        graph.check_input_name(card.input.name.as_deref())?;
+        let mut graph = Graph::open(&files.onnx, runtime, device, card.input.name.as_deref())?;
         let input = input_of(&graph, files, &card, config)?;
-        graph.try_blank(input.size)?;
+        graph.try_blank(input.size, &nothing_more)?;
         let (output, pooling) = choose(&graph.outputs, &card.embedder).map_err(|why| {
             graph.refuse(format!(
                 "{why}; outputs: {}; croprow.toml beside it can name one ([embedder] output, pooling)",
@@ -60,7 +60,7 @@ impl VectorModel {
             ))
         })?;
         let dim = dim_of(&graph.outputs[output].dims, pooling);
-        let note = graph.settle_batch(input.size, output)?;
+        let note = graph.settle_batch(input.size, output, &nothing_more)?;
         let normalize = config.normalize.or(card.embedder.normalize).unwrap_or(false);
         Ok((Self { graph, input, output, pooling, dim, normalize }, note))
     }
@@ -85,7 +85,7 @@ impl Embedder for VectorModel {
 
     fn embed(&mut self, batch: &Array4<f32>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError> {
         let (pooling, dim, normalize) = (self.pooling, self.dim, self.normalize);
-        self.graph.run(batch, self.output, |image| {
+        self.graph.run(batch, &nothing_more, self.output, |image| {
             let vector = pooled(image, pooling);
             if vector.len() != dim {
                 return Err(RowError::new(
@@ -123,7 +123,7 @@ fn input_of(graph: &Graph, files: &ModelFiles, card: &Card, config: &EmbedConfig
 }
 
 /// The output that holds the vector, and how it is pooled: what the card says, else by name and rank.
-fn choose(outputs: &[OutputPort], card: &EmbedderCard) -> Result<(usize, Pooling), String> {
+fn choose(outputs: &[Port], card: &EmbedderCard) -> Result<(usize, Pooling), String> {
     if let Some(name) = &card.output {
         let index =
             outputs.iter().position(|o| &o.name == name).ok_or_else(|| format!("no output is called {name}"))?;
@@ -148,10 +148,10 @@ fn choose(outputs: &[OutputPort], card: &EmbedderCard) -> Result<(usize, Pooling
 }
 
 /// How the output is pooled. The batch is its first dimension.
-fn pooling_of(output: &OutputPort, wanted: Option<Pooling>) -> Result<Pooling, String> {
+fn pooling_of(output: &Port, wanted: Option<Pooling>) -> Result<Pooling, String> {
     let rank = output.dims.len();
-    if !output.is_f32 {
-        return Err(format!("output {} is not f32", output.name));
+    if !output.is_float() {
+        return Err(format!("output {} is not f32 or f16", output.name));
     }
     let pooling = match (wanted, rank) {
         (Some(pooling), _) => pooling,
@@ -218,11 +218,11 @@ mod tests {
 
     use super::*;
 
-    fn output(name: &str, dims: &[i64]) -> OutputPort {
-        OutputPort { name: name.to_owned(), is_f32: true, dims: dims.to_vec() }
+    fn output(name: &str, dims: &[i64]) -> Port {
+        Port { name: name.to_owned(), kind: Some(ort::value::TensorElementType::Float32), dims: dims.to_vec() }
     }
 
-    fn chosen(outputs: &[OutputPort]) -> Option<(&str, Pooling)> {
+    fn chosen(outputs: &[Port]) -> Option<(&str, Pooling)> {
         choose(outputs, &EmbedderCard::default()).ok().map(|(i, p)| (outputs[i].name.as_str(), p))
     }
 
@@ -259,8 +259,8 @@ mod tests {
         assert!(choose(&outputs, &card("tokens", Some(Pooling::Vector))).unwrap_err().contains("rank 3"));
         assert!(choose(&outputs, &card("token", None)).unwrap_err().contains("no output is called token"));
         let mut half = outputs.clone();
-        half[0].is_f32 = false;
-        assert!(choose(&half, &card("tokens", None)).unwrap_err().contains("not f32"));
+        half[0].kind = Some(ort::value::TensorElementType::Int64);
+        assert!(choose(&half, &card("tokens", None)).unwrap_err().contains("not f32 or f16"));
     }
 
     #[test]

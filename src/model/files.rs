@@ -17,6 +17,12 @@ pub const CARD: &str = "croprow.toml";
 /// How Hugging Face feeds a model, beside the graph.
 pub const PREPROCESSOR: &str = "preprocessor_config.json";
 
+/// How Hugging Face describes a model.
+pub const CONFIG: &str = "config.json";
+
+/// How Hugging Face cuts text into tokens.
+pub const TOKENIZER: &str = "tokenizer.json";
+
 /// Read buffer while hashing.
 const HASH_CHUNK_BYTES: usize = 1 << 20;
 
@@ -214,7 +220,7 @@ fn companions_of(onnx: &Path) -> io::Result<Vec<PathBuf>> {
         folders.extend(folder.parent());
     }
     let mut found = Vec::new();
-    for settings in [CARD, PREPROCESSOR] {
+    for settings in [CARD, CONFIG, PREPROCESSOR, TOKENIZER] {
         found.extend(folders.iter().map(|f| f.join(settings)).find(|p| p.is_file()));
     }
     let graph = onnx.file_name().unwrap_or_default().to_string_lossy().into_owned();

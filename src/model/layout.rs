@@ -6,8 +6,9 @@
 use ndarray::{ArrayView1, ArrayView2, Axis};
 
 use super::card::Layout;
+use crate::candidate::Candidate;
 use crate::geometry::BoxPx;
-use crate::row::{Detection, RowCode, RowError};
+use crate::row::{RowCode, RowError};
 
 /// Numbers of a box before the class scores, by layout.
 const V8_HEAD: usize = 4;
@@ -41,7 +42,7 @@ impl Layout {
         }
     }
 
-    /// Detections above `floor` in one image's output (`[rows, columns]`), in its order, in input pixels.
+    /// Candidates above `floor` in one image's output (`[rows, columns]`), in its order, in input pixels.
     ///
     /// # Errors
     /// A number that is not finite, or a class that has no label.
@@ -50,7 +51,7 @@ impl Layout {
         output: ArrayView2<'_, f32>,
         classes: usize,
         floor: f32,
-    ) -> Result<Vec<Detection>, RowError> {
+    ) -> Result<Vec<Candidate>, RowError> {
         if output.iter().any(|v| !v.is_finite()) {
             return Err(RowError::new(
                 RowCode::NanOutput,
@@ -66,7 +67,7 @@ impl Layout {
 }
 
 /// Class scores lie in rows, so the best class of all places is found row by row: in the order of memory.
-fn read_v8(output: ArrayView2<'_, f32>, floor: f32) -> Vec<Detection> {
+fn read_v8(output: ArrayView2<'_, f32>, floor: f32) -> Vec<Candidate> {
     let (boxes, scores) = output.split_at(Axis(0), V8_HEAD);
     let mut best = vec![(f32::NEG_INFINITY, 0_usize); output.len_of(Axis(1))];
     for (class_index, row) in scores.outer_iter().enumerate() {
@@ -78,15 +79,14 @@ fn read_v8(output: ArrayView2<'_, f32>, floor: f32) -> Vec<Detection> {
     }
     let above = best.into_iter().enumerate().filter(|(_, (score, _))| *score > floor);
     above
-        .map(|(i, (score, class_index))| Detection {
-            bbox: BoxPx::from_center(boxes[[0, i]], boxes[[1, i]], boxes[[2, i]], boxes[[3, i]]),
-            class_index,
-            score,
+        .map(|(i, (score, class))| {
+            let bbox = BoxPx::from_center(boxes[[0, i]], boxes[[1, i]], boxes[[2, i]], boxes[[3, i]]);
+            Candidate::single(bbox, class, score)
         })
         .collect()
 }
 
-fn read_v5(output: ArrayView2<'_, f32>, floor: f32) -> Vec<Detection> {
+fn read_v5(output: ArrayView2<'_, f32>, floor: f32) -> Vec<Candidate> {
     let mut found = Vec::new();
     for row in output.outer_iter() {
         let objectness = row[4];
@@ -94,10 +94,10 @@ fn read_v5(output: ArrayView2<'_, f32>, floor: f32) -> Vec<Detection> {
         if objectness <= floor {
             continue;
         }
-        let (class_index, class_score) = best_class(row.slice_axis(Axis(0), (V5_HEAD..).into()));
+        let (class, class_score) = best_class(row.slice_axis(Axis(0), (V5_HEAD..).into()));
         let score = objectness * class_score;
         if score > floor {
-            found.push(Detection { bbox: BoxPx::from_center(row[0], row[1], row[2], row[3]), class_index, score });
+            found.push(Candidate::single(BoxPx::from_center(row[0], row[1], row[2], row[3]), class, score));
         }
     }
     found
@@ -112,18 +112,15 @@ fn best_class(scores: ArrayView1<'_, f32>) -> (usize, f32) {
         .fold((0, f32::NEG_INFINITY), |best, (i, s)| if s > best.1 { (i, s) } else { best })
 }
 
-fn read_end2end(output: ArrayView2<'_, f32>, classes: usize, floor: f32) -> Result<Vec<Detection>, RowError> {
+fn read_end2end(output: ArrayView2<'_, f32>, classes: usize, floor: f32) -> Result<Vec<Candidate>, RowError> {
     let mut found = Vec::new();
     for row in output.outer_iter().filter(|row| row[4] > floor) {
         let class = row[5].round();
         if class < 0.0 || class >= classes as f32 {
             return Err(RowError::new(RowCode::Model, format!("the detector gave class {class} of {classes}")));
         }
-        found.push(Detection {
-            bbox: BoxPx { x0: row[0], y0: row[1], x1: row[2], y1: row[3] },
-            class_index: class as usize,
-            score: row[4],
-        });
+        let bbox = BoxPx { x0: row[0], y0: row[1], x1: row[2], y1: row[3] };
+        found.push(Candidate::single(bbox, class as usize, row[4]));
     }
     Ok(found)
 }
@@ -152,8 +149,8 @@ mod tests {
         assert_eq!(
             found,
             [
-                Detection { bbox: BoxPx { x0: 40.0, y0: 55.0, x1: 60.0, y1: 65.0 }, class_index: 1, score: 0.9 },
-                Detection { bbox: BoxPx { x0: 76.0, y0: 29.0, x1: 84.0, y1: 31.0 }, class_index: 0, score: 0.7 },
+                Candidate::single(BoxPx { x0: 40.0, y0: 55.0, x1: 60.0, y1: 65.0 }, 1, 0.9),
+                Candidate::single(BoxPx { x0: 76.0, y0: 29.0, x1: 84.0, y1: 31.0 }, 0, 0.7),
             ]
         );
     }
@@ -167,7 +164,7 @@ mod tests {
         ]);
         let found = Layout::V5.read(output.view(), 2, 0.05).unwrap();
         assert_eq!(found.len(), 1);
-        assert_eq!((found[0].class_index, found[0].score), (1, 0.45));
+        assert_eq!((found[0].scores[0].label, found[0].best()), (1, 0.45));
         assert_eq!(found[0].bbox, BoxPx { x0: 40.0, y0: 55.0, x1: 60.0, y1: 65.0 });
     }
 
@@ -177,7 +174,7 @@ mod tests {
         let found = Layout::End2End.read(output.view(), 2, 0.05).unwrap();
         assert_eq!(
             found,
-            [Detection { bbox: BoxPx { x0: 40.0, y0: 55.0, x1: 60.0, y1: 65.0 }, class_index: 1, score: 0.9 }]
+            [Candidate::single(BoxPx { x0: 40.0, y0: 55.0, x1: 60.0, y1: 65.0 }, 1, 0.9)]
         );
         let wrong = arr2(&[[40.0, 55.0, 60.0, 65.0, 0.9, 7.0]]);
         assert_eq!(Layout::End2End.read(wrong.view(), 2, 0.05).unwrap_err().code, RowCode::Model);

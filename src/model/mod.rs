@@ -8,10 +8,12 @@ mod elf;
 pub mod embedder;
 mod failure;
 pub mod files;
+mod hub;
 mod input;
 mod labels;
 mod layout;
 pub mod library;
+mod port;
 mod preprocessor;
 mod session;
 pub mod yolo;
@@ -22,18 +24,20 @@ use ndarray::Array4;
 
 use self::device::EffectiveDevice;
 use self::library::Runtime;
+use crate::candidate::{Candidate, Vocabulary};
 use crate::config::{Device, RunConfig};
 use crate::error::Error;
+use crate::geometry::Size;
 use crate::recipe::ImageInput;
-use crate::row::{Detection, RowError};
+use crate::row::RowError;
 
 /// A detector that is loaded. One thread owns it.
 pub trait Detector: Send {
     /// What its input wants. Constant.
     fn input(&self) -> &ImageInput;
 
-    /// Labels by `class_index`. Constant.
-    fn labels(&self) -> Arc<[String]>;
+    /// True where an image needs a prompt: its own, or the one of the run.
+    fn takes_prompts(&self) -> bool;
 
     /// Images per call that the graph demands; `None` where any number will do. Fewer are filled with blank
     /// images inside the call, more are refused.
@@ -42,13 +46,37 @@ pub trait Detector: Send {
     /// Ends the call in flight, from any thread.
     fn terminator(&self) -> Terminator;
 
-    /// Detections above `floor` for each image of `batch` (`[n, 3, height, width]`), in input pixels, not
+    /// Candidates above `floor` for each image of `batch` (`[n, 3, height, width]`), in input pixels, not
     /// clipped, before any suppression, in the order of the graph's output. Outputs are copied to the host
-    /// before this returns. An image with NaN in its output fails alone with code `nan_output`.
+    /// before this returns. An image with NaN in its output fails alone with code `nan_output`, one whose prompt
+    /// cannot be used with `prompt`.
     ///
     /// # Errors
     /// The call failed as a whole.
-    fn detect(&mut self, batch: &Array4<f32>, floor: f32) -> Result<Vec<Result<Vec<Detection>, RowError>>, ModelError>;
+    fn detect(
+        &mut self,
+        batch: &Array4<f32>,
+        asked: &[Asked<'_>],
+        floor: f32,
+    ) -> Result<Vec<Result<Found, RowError>>, ModelError>;
+}
+
+/// What is asked of one image of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The row's own prompt; without it the run's.
+    pub prompt: Option<&'a str>,
+    /// The part of the tensor, from its top left corner, that the picture fills.
+    pub valid: Size,
+}
+
+/// What a detector found in one image.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// In input pixels.
+    pub candidates: Vec<Candidate>,
+    /// What their labels mean.
+    pub vocabulary: Arc<Vocabulary>,
 }
 
 /// An embedder that is loaded. One thread owns it.

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ndarray::{Array4, ArrayViewD, Axis, Slice, s};
-use ort::session::{RunOptions, Session};
-use ort::value::{Outlet, TensorElementType, TensorRef};
+use ndarray::{Array4, ArrayD, ArrayView4, ArrayViewD, Axis, CowArray, s};
+use ort::session::{RunOptions, Session, SessionInputValue};
+use ort::value::TensorElementType;
 
 use super::device::{EffectiveDevice, builder};
 use super::library::Runtime;
+use super::port::{self, Feed, ImagePort, Port};
 use super::{ModelError, Terminator, failure};
 use crate::error::Error;
 use crate::geometry::Size;
@@ -17,59 +18,53 @@ use crate::geometry::Size;
 /// have a fixed one inside.
 const BATCH_TRIAL: usize = 2;
 
-/// A graph that is loaded, with one f32 input `[batch, 3, height, width]`.
+/// A graph that is loaded.
 pub(super) struct Graph {
     session: Session,
     options: Arc<RunOptions>,
     path: PathBuf,
-    /// Its input.
-    pub input: ImagePort,
+    /// Its inputs, in the graph's order.
+    pub inputs: Vec<Port>,
+    /// The one that takes the pixels.
+    pub image: ImagePort,
     /// Its outputs, in the graph's order.
-    pub outputs: Vec<OutputPort>,
+    pub outputs: Vec<Port>,
     /// Images per call, where the graph does not leave it open.
     pub fixed_batch: Option<usize>,
 }
 
-/// The input of a graph. `None` is a free dimension.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ImagePort {
-    pub name: String,
-    pub batch: Option<usize>,
-    pub height_px: Option<u32>,
-    pub width_px: Option<u32>,
-}
+/// What the other inputs get, for so many images of that size.
+pub(super) type Extra<'a> = &'a dyn Fn(usize, Size) -> Vec<Feed>;
 
-/// An output of a graph.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct OutputPort {
-    pub name: String,
-    pub is_f32: bool,
-    /// As they are declared, then as a call gave them; -1 is a free dimension.
-    pub dims: Vec<i64>,
+/// For graphs whose only input is the images.
+pub(super) fn nothing_more(_: usize, _: Size) -> Vec<Feed> {
+    Vec::new()
 }
 
 impl Graph {
-    /// Loads the graph at `path`, by path so that external weights are found beside it.
+    /// Loads the graph at `path`, by path so that external weights are found beside it. `image_name` is the
+    /// input of the images, where the user names one.
     ///
     /// # Errors
-    /// The runtime refuses the graph, or its input is no batch of images.
-    pub(super) fn open(path: &Path, runtime: &Runtime, device: &EffectiveDevice) -> Result<Self, Error> {
+    /// The runtime refuses the graph, or it has no input for images.
+    pub(super) fn open(
+        path: &Path,
+        runtime: &Runtime,
+        device: &EffectiveDevice,
+        image_name: Option<&str>,
+    ) -> Result<Self, Error> {
         let refused = |e: &ort::Error| {
             Error::StartUp(format!("model {}: {}", path.display(), failure::explain_load(e.message())))
         };
         let mut builder = builder(runtime, device).map_err(|e| refused(&e))?;
         let session = builder.commit_from_file(path).map_err(|e| refused(&e))?;
         let options = Arc::new(RunOptions::new().map_err(|e| refused(&e))?);
-        let outputs = session.outputs().iter().map(output_port).collect();
-        let input = image_port(&session).ok_or_else(|| {
-            let ports = describe(session.inputs().iter().map(outlet_text));
-            Error::StartUp(format!(
-                "model {}: croprow feeds graphs with one input, f32 [batch, 3, height, width]; this one wants {ports}",
-                path.display()
-            ))
+        let (inputs, outputs) = (port::inputs_of(&session), port::outputs_of(&session));
+        let image = ImagePort::find(&inputs, image_name).map_err(|why| {
+            Error::StartUp(format!("model {}: {why}; its inputs: {}", path.display(), port::describe(&inputs)))
         })?;
-        let fixed_batch = input.batch;
-        Ok(Self { session, options, path: path.to_path_buf(), input, outputs, fixed_batch })
+        let fixed_batch = image.batch;
+        Ok(Self { session, options, path: path.to_path_buf(), inputs, image, outputs, fixed_batch })
     }
 
     /// An error about this graph.
@@ -77,25 +72,29 @@ impl Graph {
         Error::StartUp(format!("model {}: {why}", self.path.display()))
     }
 
-    /// # Errors
-    /// `wanted` is given and is not the name of the graph's input.
-    pub(super) fn check_input_name(&self, wanted: Option<&str>) -> Result<(), Error> {
-        match wanted {
-            Some(name) if name != self.input.name => {
-                Err(self.refuse(format!("croprow.toml names the input {name}, the graph's is {}", self.input.text())))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// A value of the graph's metadata.
     pub(super) fn metadata(&self, key: &str) -> Option<String> {
         self.session.metadata().ok()?.custom(key)
     }
 
+    /// Names, types and shapes of the inputs, for messages.
+    pub(super) fn describe_inputs(&self) -> String {
+        port::describe(&self.inputs)
+    }
+
     /// Names, types and shapes of the outputs, for messages.
     pub(super) fn describe_outputs(&self) -> String {
-        describe(self.outputs.iter().map(OutputPort::text))
+        port::describe(&self.outputs)
+    }
+
+    /// Place of the input of the first of these names that the graph has.
+    pub(super) fn input(&self, names: &[&str]) -> Option<usize> {
+        names.iter().find_map(|name| self.inputs.iter().position(|p| p.name == *name))
+    }
+
+    /// Place of the output of the first of these names that the graph has.
+    pub(super) fn output(&self, names: &[&str]) -> Option<usize> {
+        names.iter().find_map(|name| self.outputs.iter().position(|p| p.name == *name))
     }
 
     /// Ends the call in flight and all later ones.
@@ -110,18 +109,14 @@ impl Graph {
     /// # Errors
     /// The two differ.
     pub(super) fn settle_size(&self, wanted: Option<Size>, whose: &str) -> Result<Option<Size>, Error> {
-        let fixed = self.input.width_px.zip(self.input.height_px).map(|(w, h)| Size::new(w, h));
-        let fits = |s: Size| {
-            self.input.width_px.is_none_or(|w| w == s.width_px) && self.input.height_px.is_none_or(|h| h == s.height_px)
-        };
         match wanted {
-            Some(size) if !fits(size) => Err(self.refuse(format!(
+            Some(size) if !self.image.fits(size) => Err(self.refuse(format!(
                 "{whose} asks for {}x{} (width x height), the graph's input is {}",
                 size.width_px,
                 size.height_px,
-                self.input.text()
+                self.inputs[self.image.index].text()
             ))),
-            _ => Ok(fixed.or(wanted)),
+            _ => Ok(self.image.fixed_size().or(wanted)),
         }
     }
 
@@ -130,9 +125,10 @@ impl Graph {
     ///
     /// # Errors
     /// The call failed.
-    pub(super) fn try_blank(&mut self, size: Size) -> Result<(), Error> {
+    pub(super) fn try_blank(&mut self, size: Size, extra: Extra<'_>) -> Result<(), Error> {
         let images = self.fixed_batch.unwrap_or(1);
-        let shapes = self.call_blank(images, size).map_err(|e| self.refuse(format!("a blank image fails: {e}")))?;
+        let shapes =
+            self.call_blank(images, size, extra).map_err(|e| self.refuse(format!("a blank image fails: {e}")))?;
         for (port, dims) in self.outputs.iter_mut().zip(shapes) {
             port.dims = dims;
         }
@@ -144,7 +140,12 @@ impl Graph {
     ///
     /// # Errors
     /// Output number `output` has not one entry per image.
-    pub(super) fn settle_batch(&mut self, size: Size, output: usize) -> Result<Option<String>, Error> {
+    pub(super) fn settle_batch(
+        &mut self,
+        size: Size,
+        output: usize,
+        extra: Extra<'_>,
+    ) -> Result<Option<String>, Error> {
         let images = self.fixed_batch.unwrap_or(1) as i64;
         if self.outputs[output].dims.first() != Some(&images) {
             return Err(self.refuse(format!(
@@ -155,7 +156,7 @@ impl Graph {
         if self.fixed_batch.is_some() {
             return Ok(None);
         }
-        if let Ok(shapes) = self.call_blank(BATCH_TRIAL, size)
+        if let Ok(shapes) = self.call_blank(BATCH_TRIAL, size, extra)
             && shapes[output].first() == Some(&(BATCH_TRIAL as i64))
         {
             return Ok(None);
@@ -167,14 +168,45 @@ impl Graph {
         )))
     }
 
-    fn call_blank(&mut self, images: usize, size: Size) -> Result<Vec<Vec<i64>>, ModelError> {
+    fn call_blank(&mut self, images: usize, size: Size, extra: Extra<'_>) -> Result<Vec<Vec<i64>>, ModelError> {
         let blank = Array4::<f32>::zeros((images, 3, size.height_px as usize, size.width_px as usize));
-        let input = TensorRef::from_array_view(&blank).map_err(|e| failure::classify(e.message()))?;
-        let given = self
-            .session
-            .run_with_options(ort::inputs![self.input.name.as_str() => input], &*self.options)
-            .map_err(|e| failure::classify(e.message()))?;
+        let view = blank.view();
+        let feeds = self.feeds(&view, &extra(images, size))?;
+        let given = self.session.run_with_options(feeds, &*self.options).map_err(wrong)?;
         Ok(given.values().map(|v| v.dtype().tensor_shape().map(|s| s.to_vec()).unwrap_or_default()).collect())
+    }
+
+    /// Everything that a call gets, in the graph's order.
+    fn feeds<'v>(
+        &self,
+        batch: &'v ArrayView4<'v, f32>,
+        extra: &[Feed],
+    ) -> Result<Vec<(String, SessionInputValue<'v>)>, ModelError> {
+        let mut feeds = vec![(self.image.name.clone(), self.image.value(batch).map_err(wrong)?)];
+        for feed in extra {
+            let port = &self.inputs[feed.port];
+            feeds.push((port.name.clone(), feed.value(port).map_err(wrong)?));
+        }
+        Ok(feeds)
+    }
+
+    /// `batch` with as many images as the graph demands: blank ones are added at the end.
+    ///
+    /// # Errors
+    /// There are more than it takes.
+    pub(super) fn filled<'a>(&self, batch: &'a Array4<f32>) -> Result<CowArray<'a, f32, ndarray::Ix4>, ModelError> {
+        let (images, c, h, w) = batch.dim();
+        match self.fixed_batch {
+            Some(fixed) if images > fixed => {
+                Err(ModelError::Failed(format!("{images} images in a call of a graph that takes {fixed}")))
+            }
+            Some(fixed) if images < fixed => {
+                let mut filled = Array4::zeros((fixed, c, h, w));
+                filled.slice_mut(s![..images, .., .., ..]).assign(batch);
+                Ok(filled.into())
+            }
+            _ => Ok(batch.into()),
+        }
     }
 
     /// Calls the graph with `batch` (`[n, 3, height, width]`) and hands output number `output`
@@ -187,104 +219,60 @@ impl Graph {
     pub(super) fn run<T>(
         &mut self,
         batch: &Array4<f32>,
+        extra: Extra<'_>,
         output: usize,
         read: impl FnMut(ArrayViewD<'_, f32>) -> T,
     ) -> Result<Vec<T>, ModelError> {
-        let images = batch.len_of(Axis(0));
-        match self.fixed_batch {
-            _ if images == 0 => Ok(Vec::new()),
-            Some(fixed) if images > fixed => {
-                Err(ModelError::Failed(format!("{images} images in a call of a graph that takes {fixed}")))
-            }
-            Some(fixed) if images < fixed => {
-                let (_, c, h, w) = batch.dim();
-                let mut filled = Array4::zeros((fixed, c, h, w));
-                filled.slice_mut(s![..images, .., .., ..]).assign(batch);
-                self.call(&filled, images, output, read)
-            }
-            _ => self.call(batch, images, output, read),
+        let (images, _, height, width) = batch.dim();
+        if images == 0 {
+            return Ok(Vec::new());
         }
+        let filled = self.filled(batch)?;
+        let rows = filled.len_of(Axis(0));
+        let feeds = extra(rows, Size::new(width as u32, height as u32));
+        self.call(filled.view(), &feeds, &[output], |given| {
+            let all = &given[0];
+            if all.ndim() == 0 || all.len_of(Axis(0)) != rows {
+                return Err(ModelError::Failed(format!("the output has shape {:?} for {rows} images", all.shape())));
+            }
+            Ok(port::first(all, images).axis_iter(Axis(0)).map(read).collect())
+        })?
     }
 
-    fn call<T>(
+    /// Calls the graph with `batch` and `feeds` as they are, and hands the named outputs to `read`, in host
+    /// memory and as f32. What `read` returns must not point into them.
+    ///
+    /// # Errors
+    /// The call failed.
+    pub(super) fn call<T>(
         &mut self,
-        batch: &Array4<f32>,
-        images: usize,
-        output: usize,
-        read: impl FnMut(ArrayViewD<'_, f32>) -> T,
-    ) -> Result<Vec<T>, ModelError> {
-        let wrong = |e: ort::Error| failure::classify(e.message());
-        let input = TensorRef::from_array_view(batch).map_err(wrong)?;
-        let given = self
-            .session
-            .run_with_options(ort::inputs![self.input.name.as_str() => input], &*self.options)
-            .map_err(wrong)?;
-        let all = given[output].try_extract_array::<f32>().map_err(wrong)?;
-        if all.ndim() == 0 || all.len_of(Axis(0)) != batch.len_of(Axis(0)) {
-            return Err(ModelError::Failed(format!(
-                "the output has shape {:?} for {} images",
-                all.shape(),
-                batch.len_of(Axis(0))
-            )));
+        batch: ArrayView4<'_, f32>,
+        feeds: &[Feed],
+        outputs: &[usize],
+        read: impl FnOnce(&[ArrayViewD<'_, f32>]) -> T,
+    ) -> Result<T, ModelError> {
+        let feeds = self.feeds(&batch, feeds)?;
+        let given = self.session.run_with_options(feeds, &*self.options).map_err(wrong)?;
+        let mut owned: Vec<Option<ArrayD<f32>>> = Vec::new();
+        for &output in outputs {
+            owned.push(match self.outputs[output].kind {
+                Some(TensorElementType::Float16) => {
+                    Some(given[output].try_extract_array::<half::f16>().map_err(wrong)?.mapv(half::f16::to_f32))
+                }
+                _ => None,
+            });
         }
-        let wanted = all.slice_axis(Axis(0), Slice::from(..images));
-        Ok(wanted.axis_iter(Axis(0)).map(read).collect())
+        let mut views: Vec<ArrayViewD<'_, f32>> = Vec::new();
+        for (&output, owned) in outputs.iter().zip(&owned) {
+            views.push(match owned {
+                Some(converted) => converted.view(),
+                None => given[output].try_extract_array::<f32>().map_err(wrong)?,
+            });
+        }
+        Ok(read(&views))
     }
 }
 
-impl ImagePort {
-    fn text(&self) -> String {
-        let dim = |d: Option<u32>| d.map_or_else(|| "?".to_owned(), |v| v.to_string());
-        let batch = self.batch.map_or_else(|| "?".to_owned(), |v| v.to_string());
-        format!("{} f32 [{batch}, 3, {}, {}]", self.name, dim(self.height_px), dim(self.width_px))
-    }
-}
-
-impl OutputPort {
-    fn text(&self) -> String {
-        format!("{} {}{}", self.name, if self.is_f32 { "f32 " } else { "(not f32) " }, dims_text(&self.dims))
-    }
-}
-
-fn image_port(session: &Session) -> Option<ImagePort> {
-    let [outlet] = session.inputs() else { return None };
-    let dims = outlet.dtype().tensor_shape()?;
-    if outlet.dtype().tensor_type() != Some(TensorElementType::Float32) {
-        return None;
-    }
-    let [batch, channels, height, width] = dims[..] else {
-        return None;
-    };
-    let fixed = |d: i64| u32::try_from(d).ok().filter(|d| *d > 0);
-    // A channel dimension that the graph leaves open is 3 by contract.
-    (channels == 3 || channels < 0).then(|| ImagePort {
-        name: outlet.name().to_owned(),
-        batch: fixed(batch).map(|b| b as usize),
-        height_px: fixed(height),
-        width_px: fixed(width),
-    })
-}
-
-fn output_port(outlet: &Outlet) -> OutputPort {
-    OutputPort {
-        name: outlet.name().to_owned(),
-        is_f32: outlet.dtype().tensor_type() == Some(TensorElementType::Float32),
-        dims: outlet.dtype().tensor_shape().map(|s| s.to_vec()).unwrap_or_default(),
-    }
-}
-
-fn outlet_text(outlet: &Outlet) -> String {
-    let kind = outlet.dtype().tensor_type().map_or_else(|| "no tensor".to_owned(), |t| t.to_string());
-    let dims = outlet.dtype().tensor_shape().map(|s| dims_text(s)).unwrap_or_default();
-    format!("{} {kind} {dims}", outlet.name())
-}
-
-fn dims_text(dims: &[i64]) -> String {
-    let each: Vec<String> = dims.iter().map(|d| if *d < 0 { "?".to_owned() } else { d.to_string() }).collect();
-    format!("[{}]", each.join(", "))
-}
-
-fn describe(ports: impl Iterator<Item = String>) -> String {
-    let all: Vec<String> = ports.collect();
-    if all.is_empty() { "none".to_owned() } else { all.join(", ") }
+fn wrong(error: ort::Error) -> ModelError {
+    failure::classify(error.message())
 }

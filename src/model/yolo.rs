@@ -9,12 +9,13 @@ use super::device::EffectiveDevice;
 use super::files::ModelFiles;
 use super::input::Draft;
 use super::library::Runtime;
-use super::session::Graph;
-use super::{Detector, ModelError, Terminator, labels};
+use super::session::{Graph, nothing_more};
+use super::{Asked, Detector, Found, ModelError, Terminator, labels};
+use crate::candidate::{Naming, Vocabulary};
 use crate::error::Error;
 use crate::geometry::Size;
 use crate::recipe::{Filter, Fit, ImageInput};
-use crate::row::{Detection, RowCode, RowError};
+use crate::row::{RowCode, RowError};
 
 /// Goes into the recipe; raised when the same graph and image give other detections than before.
 pub const ADAPTER_VERSION: u32 = 1;
@@ -26,7 +27,7 @@ const LETTERBOX_FILL: u8 = 114;
 pub struct Yolo {
     graph: Graph,
     input: ImageInput,
-    labels: Arc<[String]>,
+    vocabulary: Arc<Vocabulary>,
     layout: Layout,
     output: usize,
 }
@@ -44,16 +45,16 @@ impl Yolo {
         device: &EffectiveDevice,
     ) -> Result<(Self, Option<String>), Error> {
         let card = Card::read(files)?;
-        let mut graph = Graph::open(&files.onnx, runtime, device)?;
-        graph.check_input_name(card.input.name.as_deref())?;
+        let mut graph = Graph::open(&files.onnx, runtime, device, card.input.name.as_deref())?;
         check_task(&graph)?;
         let labels = labels_of(&graph, &card)?;
         let input = input_of(&graph, &card)?;
-        graph.try_blank(input.size)?;
+        graph.try_blank(input.size, &nothing_more)?;
         let output = output_of(&graph, &card)?;
         let layout = layout_of(&graph, output, labels.len(), &card)?;
-        let note = graph.settle_batch(input.size, output)?;
-        Ok((Self { graph, input, labels: labels.into(), layout, output }, note))
+        let note = graph.settle_batch(input.size, output, &nothing_more)?;
+        let vocabulary = Arc::new(Vocabulary { naming: Naming::Best, labels });
+        Ok((Self { graph, input, vocabulary, layout, output }, note))
     }
 }
 
@@ -62,8 +63,8 @@ impl Detector for Yolo {
         &self.input
     }
 
-    fn labels(&self) -> Arc<[String]> {
-        Arc::clone(&self.labels)
+    fn takes_prompts(&self) -> bool {
+        false
     }
 
     fn fixed_batch(&self) -> Option<usize> {
@@ -74,10 +75,18 @@ impl Detector for Yolo {
         self.graph.terminator()
     }
 
-    fn detect(&mut self, batch: &Array4<f32>, floor: f32) -> Result<Vec<Result<Vec<Detection>, RowError>>, ModelError> {
-        let (layout, classes) = (self.layout, self.labels.len());
-        self.graph.run(batch, self.output, |image| match image.into_dimensionality::<Ix2>() {
-            Ok(output) if layout.fits(output.nrows(), output.ncols(), classes) => layout.read(output, classes, floor),
+    fn detect(
+        &mut self,
+        batch: &Array4<f32>,
+        _: &[Asked<'_>],
+        floor: f32,
+    ) -> Result<Vec<Result<Found, RowError>>, ModelError> {
+        let (layout, classes) = (self.layout, self.vocabulary.labels.len());
+        let found = |candidates| Found { candidates, vocabulary: Arc::clone(&self.vocabulary) };
+        self.graph.run(batch, &nothing_more, self.output, |image| match image.into_dimensionality::<Ix2>() {
+            Ok(output) if layout.fits(output.nrows(), output.ncols(), classes) => {
+                layout.read(output, classes, floor).map(found)
+            }
             _ => Err(RowError::new(RowCode::Model, "the detector's output changed its shape")),
         })
     }
@@ -143,7 +152,7 @@ fn size_of_imgsz(text: &str) -> Option<Size> {
 
 /// The named one, else the only f32 output of three dimensions, of several the first that Ultralytics names so.
 fn output_of(graph: &Graph, card: &Card) -> Result<usize, Error> {
-    let fitting = |i: &usize| graph.outputs[*i].is_f32 && graph.outputs[*i].dims.len() == 3;
+    let fitting = |i: &usize| graph.outputs[*i].is_float() && graph.outputs[*i].dims.len() == 3;
     let all: Vec<usize> = (0..graph.outputs.len()).filter(fitting).collect();
     let named = |name: &str| all.iter().copied().find(|i| graph.outputs[*i].name == name);
     let chosen = match (&card.detector.output, all.as_slice()) {

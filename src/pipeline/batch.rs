@@ -7,25 +7,65 @@ use ndarray::Array4;
 
 use crate::error::Error;
 use crate::model::ModelError;
-use crate::recipe::ImageInput;
+use crate::geometry::Size;
 use crate::row::{RowCode, RowError};
 
-/// The next batch: waits for one message, then takes what is there already, up to `size`. A partial batch
-/// goes rather than that its device idles. `None` when the channel is closed and empty.
-pub fn collect<T>(rx: &Receiver<T>, size: usize) -> Option<Vec<T>> {
-    let mut batch = vec![rx.recv().ok()?];
-    while batch.len() < size {
-        let Ok(message) = rx.try_recv() else { break };
-        batch.push(message);
-    }
-    Some(batch)
+/// Batches of messages that share a key: tensors of one size need no padding, so that a row's result does not
+/// depend on its neighbours. Full batches go first. When nothing more is there the one that has waited longest
+/// goes as it is, rather than that its device idles.
+pub struct Batches<'a, T, K> {
+    rx: &'a Receiver<T>,
+    size: usize,
+    key: fn(&T) -> K,
+    /// Groups that are not full yet, the oldest first.
+    waiting: Vec<(K, Vec<T>)>,
 }
 
-/// Copies flat images into `[rows, 3, height, width]`; rows beyond `images` stay zero.
-pub fn stack<'a>(images: impl Iterator<Item = &'a [f32]>, rows: usize, input: &ImageInput) -> Array4<f32> {
-    let mut tensor = Array4::zeros((rows, 3, input.size.height_px as usize, input.size.width_px as usize));
+impl<'a, T, K: PartialEq> Batches<'a, T, K> {
+    /// Batches of up to `size` messages with equal keys.
+    pub fn new(rx: &'a Receiver<T>, size: usize, key: fn(&T) -> K) -> Self {
+        Self { rx, size, key, waiting: Vec::new() }
+    }
+
+    /// Puts a message to its like; the group, if that made it full.
+    fn sort_in(&mut self, message: T) -> Option<Vec<T>> {
+        let key = (self.key)(&message);
+        let place = self.waiting.iter().position(|(k, _)| *k == key).unwrap_or_else(|| {
+            self.waiting.push((key, Vec::new()));
+            self.waiting.len() - 1
+        });
+        self.waiting[place].1.push(message);
+        (self.waiting[place].1.len() >= self.size).then(|| self.waiting.remove(place).1)
+    }
+}
+
+impl<T, K: PartialEq> Iterator for Batches<'_, T, K> {
+    type Item = Vec<T>;
+
+    /// Waits where nothing is there at all. `None` when the channel is closed and everything was handed out.
+    fn next(&mut self) -> Option<Vec<T>> {
+        loop {
+            while let Ok(message) = self.rx.try_recv() {
+                if let Some(full) = self.sort_in(message) {
+                    return Some(full);
+                }
+            }
+            if !self.waiting.is_empty() {
+                return Some(self.waiting.remove(0).1);
+            }
+            let message = self.rx.recv().ok()?;
+            if let Some(full) = self.sort_in(message) {
+                return Some(full);
+            }
+        }
+    }
+}
+
+/// Copies flat images of one tensor size into `[rows, 3, height, width]`; rows beyond `images` stay zero.
+pub fn stack<'a>(images: impl Iterator<Item = &'a [f32]>, rows: usize, size: Size) -> Array4<f32> {
+    let mut tensor = Array4::zeros((rows, 3, size.height_px as usize, size.width_px as usize));
     if let Some(flat) = tensor.as_slice_mut() {
-        for (row, image) in flat.chunks_exact_mut(input.values()).zip(images) {
+        for (row, image) in flat.chunks_exact_mut(3 * size.pixels() as usize).zip(images) {
             row.copy_from_slice(image);
         }
     }
@@ -94,6 +134,18 @@ mod tests {
                 Ok(range.map(Ok).collect())
             }
         }
+    }
+
+    #[test]
+    fn batches_hold_messages_of_one_size_and_full_ones_go_first() {
+        let (tx, rx) = crossbeam_channel::unbounded();
+        for message in [(1, 'a'), (2, 'b'), (2, 'c'), (1, 'd'), (3, 'e')] {
+            tx.send(message).unwrap();
+        }
+        drop(tx);
+        let batches: Vec<String> =
+            Batches::new(&rx, 2, |m: &(u8, char)| m.0).map(|b| b.into_iter().map(|m| m.1).collect()).collect();
+        assert_eq!(batches, ["bc", "ad", "e"]);
     }
 
     #[test]

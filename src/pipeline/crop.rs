@@ -10,16 +10,14 @@ use super::crop_file::write_crop;
 use super::message::{EmbedBatch, Found, Located, Opened, Picture, Piece, Slot, finished};
 use super::progress::Place;
 use super::{Job, Shapes};
-use crate::config::DetectConfig;
+use crate::candidate::{Candidate, Kept, Vocabulary, unpack};
 use crate::error::Error;
 use crate::geometry::{BoxPx, Placement, Size};
 use crate::model::boxes::select;
+use crate::model;
 use crate::pixels::tensor;
-use crate::recipe::{ImageInput, OnEmpty};
-use crate::row::{Detection, Finished, ImageId, Outcome, Region};
-
-/// Boxes with a shorter side are no regions.
-const MIN_SIDE_PX: f32 = 1.0;
+use crate::recipe::{ImageInput, OnEmpty, Selection};
+use crate::row::{Finished, ImageId, Outcome, Raw, Region};
 
 /// Where crops go.
 pub(super) struct Exits {
@@ -73,11 +71,12 @@ impl Gathering {
 
 /// Makes the crops of a batch. Each picture is given back with its last piece.
 fn cut(pieces: Vec<Piece>, input: &ImageInput) -> (Vec<Slot>, Array4<f32>) {
-    let mut values = vec![0.0; pieces.len() * input.values()];
+    let each = 3 * input.size.pixels() as usize;
+    let mut values = vec![0.0; pieces.len() * each];
     let rows = pieces.len();
     let slots = pieces
         .into_par_iter()
-        .zip(values.par_chunks_exact_mut(input.values()))
+        .zip(values.par_chunks_exact_mut(each))
         .map(|(Piece { picture, mut slot, bbox }, out)| {
             slot.error = tensor::fill(&picture.pixels, bbox, input, out).err();
             slot
@@ -96,13 +95,13 @@ fn open(
     exits: &Exits,
 ) -> Result<(), Error> {
     let Located { claim, facts, pixels, found, held } = located;
-    let mut regions = match found {
-        Found::Stored(regions) => regions,
-        Found::Whole => vec![whole(facts.upright)],
-        Found::Detections(detections, placement) => match &job.config.detect {
-            Some(config) => to_regions(detections, placement, config, &shapes.labels, facts.upright),
-            None => Vec::new(),
-        },
+    let (raw, mut regions) = match (found, &job.config.detect) {
+        (Found::Stored(regions), _) => (None, regions),
+        (Found::Raw(found, placement), Some(config)) => {
+            let (raw, regions) = to_regions(found, placement, &config.selection, facts.upright)?;
+            (Some(raw), regions)
+        }
+        (Found::Whole | Found::Raw(..), _) => (None, vec![Region::whole(facts.upright)]),
     };
     if let Some(folder) = &job.config.crops {
         job.pool.install(|| {
@@ -112,16 +111,17 @@ fn open(
             })
         })?;
     }
-    if shapes.embed.is_none() || regions.is_empty() {
+    if shapes.embed.is_none() || regions.iter().all(|r| r.embedded) {
         let embed = shapes.embed.as_ref().map(|_| Ok(()));
-        let _ = exits.commit.send(finished(&claim, Some(facts), Outcome::Done { regions, embed }));
+        let _ = exits.commit.send(finished(&claim, Some(facts), Outcome::Done { raw, regions, embed }));
         return Ok(());
     }
     let id: ImageId = claim.id;
     let picture = Arc::new(Picture { pixels, held });
-    let boxes: Vec<BoxPx> = regions.iter().map(|r| r.bbox).collect();
-    gathering.opened.push(Opened { claim, facts, regions });
-    for (region, bbox) in boxes.into_iter().enumerate() {
+    let wanting = regions.iter().enumerate().filter(|(_, r)| !r.embedded);
+    let boxes: Vec<(usize, BoxPx)> = wanting.map(|(place, r)| (place, r.bbox)).collect();
+    gathering.opened.push(Opened { claim, facts, raw, regions });
+    for (region, bbox) in boxes {
         let slot = Slot { image: id, region, error: None };
         gathering.pieces.push(Piece { picture: Arc::clone(&picture), slot, bbox });
         if gathering.pieces.len() >= shapes.embed_batch {
@@ -131,33 +131,35 @@ fn open(
     Ok(())
 }
 
-fn whole(size: Size) -> Region {
-    Region { bbox: BoxPx::whole(size), label: None, score: None, crop: None, vector: None }
+/// What is kept of `found`, and the regions that the rule makes of what is kept: of the stored, rounded values, so
+/// that selecting again later gives the same.
+fn to_regions(
+    found: model::Found,
+    placement: Placement,
+    rule: &Selection,
+    upright: Size,
+) -> Result<(Raw, Vec<Region>), Error> {
+    let model::Found { candidates, vocabulary } = found;
+    let in_image = candidates.into_iter().map(|c| Candidate { bbox: placement.to_image(c.bbox), ..c }).collect();
+    let kept = Kept::of(in_image, vocabulary.naming, upright);
+    let regions = regions_of(&kept.packed, &vocabulary, rule, upright)?;
+    Ok((Raw { kept, vocabulary }, regions))
 }
 
-/// The selection rule on detections brought back to the upright image.
-fn to_regions(
-    detections: Vec<Detection>,
-    placement: Placement,
-    config: &DetectConfig,
-    labels: &[String],
+/// The regions that `rule` makes of stored candidates.
+///
+/// # Errors
+/// The bytes are no candidates: somebody else wrote them.
+pub fn regions_of(
+    packed: &[u8],
+    vocabulary: &Vocabulary,
+    rule: &Selection,
     upright: Size,
-) -> Vec<Region> {
-    let in_image: Vec<Detection> =
-        detections.into_iter().map(|d| Detection { bbox: placement.to_image(d.bbox), ..d }).collect();
-    let selected = select(&in_image, &config.selection, upright, MIN_SIDE_PX);
-    if selected.is_empty() && config.selection.on_empty == OnEmpty::Whole {
-        return vec![whole(upright)];
+) -> Result<Vec<Region>, Error> {
+    let candidates = unpack(packed, upright).map_err(|why| Error::Model(why.to_owned()))?;
+    let selected = select(&candidates, vocabulary, rule, upright);
+    if selected.is_empty() && rule.on_empty == OnEmpty::Whole {
+        return Ok(vec![Region::whole(upright)]);
     }
-    let label = |index: usize| labels.get(index).cloned().unwrap_or_else(|| format!("class {index}"));
-    selected
-        .into_iter()
-        .map(|d| Region {
-            bbox: d.bbox,
-            label: Some(label(d.class_index)),
-            score: Some(d.score),
-            crop: None,
-            vector: None,
-        })
-        .collect()
+    Ok(selected.into_iter().map(Region::from).collect())
 }

@@ -39,9 +39,9 @@ pub(super) fn run(
                 // Not begun yet: it is given back.
                 continue;
             }
-            if claim.regions.as_ref().is_some_and(Vec::is_empty) {
-                // Nothing was found in it, so there is nothing to embed.
-                let outcome = Outcome::Done { regions: Vec::new(), embed: Some(Ok(())) };
+            if let Some(regions) = claim.regions.as_ref().filter(|r| r.iter().all(|r| r.embedded)) {
+                // Nothing was found in it, or all of it has its vector: there is nothing to embed.
+                let outcome = Outcome::Done { raw: None, regions: regions.clone(), embed: Some(Ok(())) };
                 let _ = exits.commit.send(finished(&claim, None, outcome));
                 continue;
             }
@@ -53,7 +53,7 @@ pub(super) fn run(
                 }
             };
             let detector_input = if claim.stage == Stage::Detect { shapes.detect.as_ref() } else { None };
-            let tensor_bytes = detector_input.map_or(0, |input| 4 * input.values() as u64);
+            let tensor_bytes = detector_input.map_or(0, |input| 4 * input.values(probed.upright) as u64);
             let bytes = probed.worst_bytes + tensor_bytes;
             if budget.exceeded_by(bytes) {
                 log::warn!(
@@ -96,11 +96,12 @@ fn work(
     // A closed channel means that the run is ending; the row is released.
     match (input, &exits.detect) {
         (Some(input), Some(detect)) => {
-            held.shrink_to(pixels_bytes + 4 * input.values() as u64);
-            let mut values = vec![0.0; input.values()];
+            let size = input.tensor_size(facts.upright);
+            let mut values = vec![0.0; input.values(facts.upright)];
+            held.shrink_to(pixels_bytes + 4 * values.len() as u64);
             match tensor::fill(&pixels, BoxPx::whole(facts.upright), input, &mut values) {
-                Ok(placement) => {
-                    let _ = detect.send(Decoded { claim, facts, pixels, tensor: values, placement, held });
+                Ok(placed) => {
+                    let _ = detect.send(Decoded { claim, facts, pixels, tensor: values, size, placed, held });
                 }
                 Err(error) => fail(&claim, error, exits),
             }

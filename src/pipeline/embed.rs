@@ -23,7 +23,7 @@ pub(super) fn run(
     crops: &Receiver<EmbedBatch>,
     commit: &Sender<Finished>,
 ) -> Result<(), Error> {
-    let input = embedder.input().clone();
+    let size = embedder.input().size;
     let mut open: HashMap<ImageId, Embedding> = HashMap::new();
     for EmbedBatch { opened, slots, tensor } in crops {
         open.extend(opened.into_iter().map(|image| (image.claim.id, Embedding::new(image))));
@@ -41,7 +41,7 @@ pub(super) fn run(
                     }
                     session.borrow_mut().embed(&tensor.slice(s![range, .., .., ..]).to_owned())
                 },
-                &mut || session.borrow_mut().embed(&stack(iter::empty(), 1, &input)).is_ok(),
+                &mut || session.borrow_mut().embed(&stack(iter::empty(), 1, size)).is_ok(),
             )
         })?;
         let Answer::Given(answers) = answer else { continue };
@@ -67,7 +67,7 @@ struct Embedding {
 
 impl Embedding {
     fn new(image: Opened) -> Self {
-        Self { missing: image.regions.len(), image, error: None }
+        Self { missing: image.regions.iter().filter(|r| !r.embedded).count(), image, error: None }
     }
 
     /// Takes one answer; true when it was the last.
@@ -82,8 +82,8 @@ impl Embedding {
     }
 
     fn finish(self) -> Finished {
-        let Opened { claim, facts, regions } = self.image;
+        let Opened { claim, facts, raw, regions } = self.image;
         let embed = self.error.map_or(Ok(()), |error| Err(error.at(&claim.path)));
-        finished(&claim, Some(facts), Outcome::Done { regions, embed: Some(embed) })
+        finished(&claim, Some(facts), Outcome::Done { raw, regions, embed: Some(embed) })
     }
 }

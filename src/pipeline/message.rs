@@ -6,8 +6,10 @@ use image::RgbImage;
 use ndarray::Array4;
 
 use super::budget::Reservation;
-use crate::geometry::Placement;
-use crate::row::{Claim, Detection, FileStamp, Finished, ImageFacts, ImageId, Outcome, Region, RowError};
+use crate::geometry::{Placement, Size};
+use crate::model;
+use crate::pixels::tensor::Placed;
+use crate::row::{Claim, FileStamp, Finished, ImageFacts, ImageId, Outcome, Raw, Region, RowError};
 
 /// From `decode` to `detect`: an upright picture and its tensor.
 pub struct Decoded {
@@ -19,8 +21,10 @@ pub struct Decoded {
     pub pixels: RgbImage,
     /// `[3, height, width]` of the detector's input, flat.
     pub tensor: Vec<f32>,
+    /// Width and height of the tensor.
+    pub size: Size,
     /// Where the picture lies in the tensor.
-    pub placement: Placement,
+    pub placed: Placed,
     /// Host memory of all of this.
     pub held: Reservation,
 }
@@ -42,7 +46,7 @@ pub struct Located {
 /// Where the regions of a picture come from.
 pub enum Found {
     /// The detector's word in input pixels, not yet selected.
-    Detections(Vec<Detection>, Placement),
+    Raw(model::Found, Placement),
     /// Regions that an earlier `detect` stored.
     Stored(Vec<Region>),
     /// No detector: the whole image.
@@ -65,7 +69,9 @@ pub struct Opened {
     pub claim: Claim,
     /// What decoding learned.
     pub facts: ImageFacts,
-    /// All its regions; at least one.
+    /// What they were selected from, where `detect` ran.
+    pub raw: Option<Raw>,
+    /// All its regions; at least one of them waits for its vector.
     pub regions: Vec<Region>,
 }
 

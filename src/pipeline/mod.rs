@@ -14,7 +14,7 @@ pub mod progress;
 mod read;
 pub mod stop;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 use crossbeam_channel::bounded;
@@ -63,7 +63,6 @@ pub struct Job<'a> {
 /// What the models want, for the stages that prepare their inputs.
 struct Shapes {
     detect: Option<ImageInput>,
-    labels: Arc<[String]>,
     embed: Option<ImageInput>,
     embed_batch: usize,
 }
@@ -144,7 +143,6 @@ impl Shapes {
     fn of(models: &Models, batch: usize) -> Self {
         Self {
             detect: models.detector.as_ref().map(|d| d.input().clone()),
-            labels: models.detector.as_ref().map_or_else(|| Arc::from([]), |d| d.labels()),
             embed: models.embedder.as_ref().map(|e| e.input().clone()),
             embed_batch: models.embedder.as_ref().and_then(|e| e.fixed_batch()).unwrap_or(batch),
         }
@@ -152,7 +150,7 @@ impl Shapes {
 
     /// Tensors of whole batches, reserved before the first image.
     fn batch_bytes(&self, config: &RunConfig) -> u64 {
-        let image = |input: &Option<ImageInput>| input.as_ref().map_or(0, |i| 4 * i.values() as u64);
+        let image = |input: &Option<ImageInput>| input.as_ref().map_or(0, |i| 4 * i.values_most() as u64);
         let embed_batches = EMBED_BATCHES_READY as u64 + 2;
         config.batch as u64 * image(&self.detect) + embed_batches * self.embed_batch as u64 * image(&self.embed)
     }

@@ -10,6 +10,7 @@ pub mod header;
 pub mod jpeg;
 pub mod orient;
 pub mod sniff;
+mod square;
 pub mod tensor;
 
 mod container;

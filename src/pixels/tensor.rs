@@ -19,6 +19,7 @@ use fast_image_resize::{FilterType, ImageView, ResizeAlg, ResizeOptions, Resizer
 use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, RgbImage};
 
+use super::square;
 use crate::geometry::{BoxPx, Placement, Size};
 use crate::recipe::{Filter, Fit, ImageInput};
 use crate::row::{RowCode, RowError};
@@ -64,24 +65,38 @@ fn whole_pixels(low: f32, high: f32, side: u32) -> Option<(u32, u32)> {
     Some((first, end - first))
 }
 
+/// Where a region came to lie in a tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Placed {
+    /// From pixels of the image to pixels of the tensor.
+    pub placement: Placement,
+    /// The part of the tensor, from its top left corner, that is no filling of [`Fit::Corner`].
+    pub valid: Size,
+}
+
 /// Writes a region as `(v / 255 - mean) / std`, RGB, channel by channel (NCHW without the N), into `out`
-/// of [`ImageInput::values`] numbers. Returns where a pixel of the image lies in the input.
+/// of [`ImageInput::values`] numbers.
 ///
 /// # Errors
 /// `nan_output` for a region that is not finite, reversed or outside; `model` where `out` has another
 /// length or a side of the input is 0.
-pub fn fill(image: &RgbImage, region: BoxPx, input: &ImageInput, out: &mut [f32]) -> Result<Placement, RowError> {
+pub fn fill(image: &RgbImage, region: BoxPx, input: &ImageInput, out: &mut [f32]) -> Result<Placed, RowError> {
     let crop = checked_crop(image, region)?;
-    if out.len() != input.values() || out.is_empty() {
-        let reason = format!("an input of {} values does not fit into {}", input.values(), out.len());
+    let size = input.tensor_size(crop.size);
+    if out.len() != 3 * size.pixels() as usize || out.is_empty() {
+        let reason = format!("an input of {}x{} does not fit into {} numbers", size.width_px, size.height_px, out.len());
         return Err(RowError::new(RowCode::Model, reason));
     }
-    let plan = Plan::new(Span::of(crop, region), input);
+    if input.fit == Fit::SquareBlur {
+        return Ok(Placed { placement: square::fill(image, crop, input, out), valid: size });
+    }
+    let plan = Plan::new(Span::of(crop, region), size, input.fit);
+    let valid = if input.fit == Fit::Corner { plan.to } else { size };
     SCRATCH.with_borrow_mut(|scratch| {
         let resized = scratch.resize(image, crop, &plan, input.filter)?;
-        write_tensor(resized, &plan, input, out);
+        write_tensor(resized, &plan, size, input, out);
         scratch.shrink();
-        Ok(plan.placement)
+        Ok(Placed { placement: plan.placement, valid })
     })
 }
 
@@ -123,9 +138,18 @@ struct Plan {
     to: Size,
     /// Where it begins in the input.
     at: (u32, u32),
-    /// Grey level around it.
-    fill: u8,
+    /// What is around it.
+    fill: Filling,
     placement: Placement,
+}
+
+/// What a part of the input holds that the region does not reach.
+#[derive(Clone, Copy)]
+enum Filling {
+    /// A grey level, normalised like the picture.
+    Grey(u8),
+    /// 0 after normalisation.
+    Zero,
 }
 
 /// A region within its whole pixels.
@@ -163,12 +187,22 @@ impl Span {
 }
 
 impl Plan {
-    fn new(span: Span, input: &ImageInput) -> Self {
-        match input.fit {
-            Fit::Squash => Self::squash(span, input.size),
-            Fit::Pad { fill } => Self::pad(span, input.size, fill),
-            Fit::Center { resize_shortest_px } => Self::center(span, input.size, resize_shortest_px),
+    fn new(span: Span, input: Size, fit: Fit) -> Self {
+        match fit {
+            // `Scale` has its proportions in the input's size already.
+            Fit::Squash | Fit::Scale { .. } | Fit::SquareBlur => Self::squash(span, input),
+            Fit::Pad { fill } => Self::pad(span, input, fill),
+            Fit::Center { resize_shortest_px } => Self::center(span, input, resize_shortest_px),
+            Fit::Corner => Self::corner(span, input),
         }
+    }
+
+    fn corner(span: Span, input: Size) -> Self {
+        let (width, height) = span.sides;
+        let r = (f64::from(input.width_px) / width).min(f64::from(input.height_px) / height);
+        let side = |length: f64, most: u32| ((length * r).round() as u32).clamp(1, most.max(1));
+        let to = Size::new(side(width, input.width_px), side(height, input.height_px));
+        Self { to, fill: Filling::Zero, ..Self::squash(span, to) }
     }
 
     fn squash(span: Span, input: Size) -> Self {
@@ -179,7 +213,7 @@ impl Plan {
             down: (span.start.1, height),
             to: input,
             at: (0, 0),
-            fill: 0,
+            fill: Filling::Zero,
             placement: span.placement(scale, (0.0, 0.0)),
         }
     }
@@ -199,7 +233,7 @@ impl Plan {
             down: (span.start.1, height),
             to,
             at: (x as u32, y as u32),
-            fill,
+            fill: Filling::Grey(fill),
             placement: span.placement((r, r), (x, y)),
         }
     }
@@ -226,7 +260,7 @@ impl Plan {
             down,
             to: Size::new(to_width, to_height),
             at: (cut_x.min(0).unsigned_abs() as u32, cut_y.min(0).unsigned_abs() as u32),
-            fill: 0,
+            fill: Filling::Grey(0),
             placement: span.placement((ratio_x, ratio_y), (-(cut_x as f64), -(cut_y as f64))),
         }
     }
@@ -336,14 +370,17 @@ fn algorithm(filter: Filter) -> ResizeAlg {
 }
 
 /// Splits interleaved pixels into planes, with the filling around them.
-fn write_tensor(resized: &[u8], plan: &Plan, input: &ImageInput, out: &mut [f32]) {
-    let (width, left, top) = (input.size.width_px as usize, plan.at.0 as usize, plan.at.1 as usize);
+fn write_tensor(resized: &[u8], plan: &Plan, size: Size, input: &ImageInput, out: &mut [f32]) {
+    let (width, left, top) = (size.width_px as usize, plan.at.0 as usize, plan.at.1 as usize);
     let columns = plan.to.width_px as usize;
-    let whole = plan.to == input.size;
-    for (channel, plane) in out.chunks_exact_mut(input.size.pixels() as usize).enumerate() {
+    let whole = plan.to == size;
+    for (channel, plane) in out.chunks_exact_mut(size.pixels() as usize).enumerate() {
         let levels = levels(input.mean[channel], input.std[channel]);
         if !whole {
-            plane.fill(levels[usize::from(plan.fill)]);
+            plane.fill(match plan.fill {
+                Filling::Grey(level) => levels[usize::from(level)],
+                Filling::Zero => 0.0,
+            });
         }
         let rows = plane.chunks_exact_mut(width).skip(top);
         for (row, pixels) in rows.zip(resized.chunks_exact(3 * columns)) {
@@ -397,7 +434,7 @@ mod tests {
             bbox(101.0, 0.0, 110.0, 10.0),
             bbox(0.0, -9.0, 10.0, -1.0),
         ] {
-            let mut out = vec![0.0; input.values()];
+            let mut out = vec![0.0; input.values(SQUARE)];
             assert_eq!(fill(&image, region, &input, &mut out).unwrap_err().code, RowCode::NanOutput, "{region:?}");
             assert_eq!(encode_crop_jpeg(&image, region, 90).unwrap_err().code, RowCode::NanOutput, "{region:?}");
         }
@@ -410,7 +447,7 @@ mod tests {
         let image = RgbImage::from_pixel(20, 10, Rgb([255, 51, 0]));
         let mut input = input(Fit::Squash, Filter::Bicubic);
         (input.mean, input.std) = ([0.5, 0.2, 0.25], [0.5, 0.1, 0.125]);
-        let mut out = vec![f32::NAN; input.values()];
+        let mut out = vec![f32::NAN; input.values(SQUARE)];
         fill(&image, bbox(0.0, 0.0, 20.0, 10.0), &input, &mut out).unwrap();
         for (plane, expected) in out.chunks_exact(64).zip([1.0, 0.0, -2.0]) {
             assert!(plane.iter().all(|v| (v - expected).abs() < 1e-6), "{expected}: {plane:?}");
@@ -424,7 +461,7 @@ mod tests {
         let placed = fill(&image, bbox(0.0, 0.0, 16.0, 6.0), &input(Fit::Pad { fill: 102 }, Filter::Bicubic), &mut out);
         // r = 0.5: 8 by 3, free 5 rows, round(2.5 - 0.1) = 2 above.
         let expected = Placement { scale_x: 0.5, scale_y: 0.5, offset_x: 0.0, offset_y: 2.0 };
-        assert_eq!(placed.unwrap(), expected);
+        assert_eq!(placed.unwrap().placement, expected);
         for (y, row) in out[..64].chunks_exact(8).enumerate() {
             let expected = if (2..5).contains(&y) { 1.0 } else { 0.4 };
             assert!(row.iter().all(|v| (v - expected).abs() < 1e-6), "{y}: {row:?}");
@@ -473,7 +510,7 @@ mod tests {
             let crop = IntBox { x, y, size: Size::new(w, h) };
             let fit = [Fit::Squash, Fit::Pad { fill: 0 }, Fit::Center { resize_shortest_px: shortest }][kind as usize];
             let span = Span::of(crop, BoxPx::whole(crop.size));
-            let plan = Plan::new(span, &ImageInput { size: Size::new(iw, ih), fit, ..input(fit, Filter::Bicubic) });
+            let plan = Plan::new(span, Size::new(iw, ih), fit);
             prop_assert!(plan.at.0 + plan.to.width_px <= iw && plan.at.1 + plan.to.height_px <= ih);
             prop_assert!(plan.to.width_px >= 1 && plan.to.height_px >= 1);
             prop_assert!(plan.across.0 >= 0.0 && plan.across.0 + plan.across.1 <= f64::from(w));
