@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use croprow::config::RunConfig;
+use croprow::config::{Precision, RunConfig};
 use croprow::db::Db;
 use croprow::db::due::InForce;
 use croprow::db::recipes::StoredRecipe;
@@ -38,7 +38,7 @@ impl Recipes {
     pub(crate) fn of(config: &RunConfig, db: &mut Db) -> Result<Self, Error> {
         let detect = match &config.detect {
             None => None,
-            Some(detect) => Some(Asked::new(&detect.model, db, |model_digest| DetectRecipe {
+            Some(detect) => Some(Asked::new(&detect.model, detect.precision, db, |model_digest| DetectRecipe {
                 model_digest,
                 adapter_version: DETECT_ADAPTER_VERSION,
                 prompt: detect.prompt.clone(),
@@ -50,7 +50,7 @@ impl Recipes {
         };
         let embed = match &config.embed {
             None => None,
-            Some(embed) => Some(Asked::new(&embed.model, db, |model_digest| EmbedRecipe {
+            Some(embed) => Some(Asked::new(&embed.model, embed.precision, db, |model_digest| EmbedRecipe {
                 model_digest,
                 adapter_version: EMBED_ADAPTER_VERSION,
                 crop_fit: embed.crop_fit,
@@ -101,8 +101,14 @@ impl Recipes {
 }
 
 impl Asked {
-    fn new<R: Serialize>(model: &Path, db: &mut Db, recipe: impl FnOnce(String) -> R) -> Result<Self, Error> {
-        let files = locate(model)?;
+    fn new<R: Serialize>(
+        model: &Path,
+        precision: Precision,
+        db: &mut Db,
+        recipe: impl FnOnce(String) -> R,
+    ) -> Result<Self, Error> {
+        // What depends on the device is resolved by the settings: `auto` is no question any more.
+        let files = locate(model, precision, false)?;
         let digest = digest(&files, &mut Cache(db))?;
         let body = serde_json::to_string(&recipe(digest.clone()))
             .map_err(|e| Error::Usage(format!("a setting cannot be stored: {e}")))?;

@@ -54,7 +54,7 @@ fn store(tx: &Transaction<'_>, finished: &Finished, in_force: InForce, committed
                 store_raw(tx, finished.id, raw, recipe)?;
             }
             stored
-        },
+        }
         Outcome::Failed(error) => store_failed(tx, finished, error, in_force)?,
         Outcome::FileChanged => begin_anew(tx, finished, in_force)?,
     };

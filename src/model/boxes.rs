@@ -42,7 +42,8 @@ pub fn select(candidates: &[Candidate], vocabulary: &Vocabulary, rule: &Selectio
         if kept.len() >= most {
             break;
         }
-        let rivals = |k: &Named| rule.nms == Nms::Across || (k.label, &k.phrase) == (candidate.label, &candidate.phrase);
+        let rivals =
+            |k: &Named| rule.nms == Nms::Across || (k.label, &k.phrase) == (candidate.label, &candidate.phrase);
         if !kept.iter().any(|k| rivals(k) && k.bbox.iou(candidate.bbox) > rule.nms_iou) {
             kept.push(candidate);
         }
@@ -57,12 +58,8 @@ pub fn select(candidates: &[Candidate], vocabulary: &Vocabulary, rule: &Selectio
 
 fn named(candidate: &Candidate, vocabulary: &Vocabulary, rule: &Selection) -> Vec<Named> {
     let above = candidate.scores.iter().filter(|s| s.score > rule.box_threshold);
-    let plain = |s: &crate::candidate::LabelScore| Named {
-        bbox: candidate.bbox,
-        score: s.score,
-        label: s.label,
-        phrase: None,
-    };
+    let plain =
+        |s: &crate::candidate::LabelScore| Named { bbox: candidate.bbox, score: s.score, label: s.label, phrase: None };
     match vocabulary.naming {
         Naming::Best => above.take(1).map(plain).collect(),
         Naming::Every => above.map(plain).collect(),
@@ -189,8 +186,7 @@ mod tests {
     #[test]
     fn equal_scores_keep_the_order_of_the_input() {
         let found = [candidate(0.0, 0.0, 9.0, 9.0, 2, 0.5), candidate(20.0, 0.0, 29.0, 9.0, 1, 0.5)];
-        let labels: Vec<String> =
-            chosen(&found, &rule(0.3, 0.5, Keep::All)).into_iter().map(|d| d.label).collect();
+        let labels: Vec<String> = chosen(&found, &rule(0.3, 0.5, Keep::All)).into_iter().map(|d| d.label).collect();
         assert_eq!(labels, ["cat", "a"]);
     }
 

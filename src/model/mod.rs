@@ -4,18 +4,22 @@
 pub mod boxes;
 mod card;
 pub mod device;
+mod digest;
 mod elf;
 pub mod embedder;
 mod failure;
 pub mod files;
+mod folder;
 mod hub;
 mod input;
 mod labels;
 mod layout;
 pub mod library;
+mod onnx_file;
 mod port;
 mod preprocessor;
 mod session;
+mod weights;
 pub mod yolo;
 
 use std::sync::Arc;
@@ -123,13 +127,21 @@ pub fn load_models(config: &RunConfig, device: Device, runtime: &Runtime) -> Res
     let mut models =
         Models { detector: None, embedder: None, device: device::choose(runtime, device)?, notes: Vec::new() };
     if let Some(detect) = &config.detect {
-        let (detector, note) = yolo::Yolo::load(&files::locate(&detect.model)?, runtime, &models.device)?;
+        let (detector, note) = yolo::Yolo::load(
+            &files::locate(&detect.model, detect.precision, models.device.is_cuda())?,
+            runtime,
+            &models.device,
+        )?;
         models.detector = Some(Box::new(detector));
         models.notes.extend(note);
     }
     if let Some(embed) = &config.embed {
-        let (embedder, note) =
-            embedder::VectorModel::load(&files::locate(&embed.model)?, embed, runtime, &models.device)?;
+        let (embedder, note) = embedder::VectorModel::load(
+            &files::locate(&embed.model, embed.precision, models.device.is_cuda())?,
+            embed,
+            runtime,
+            &models.device,
+        )?;
         models.embedder = Some(Box::new(embedder));
         models.notes.extend(note);
     }
