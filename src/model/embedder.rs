@@ -5,15 +5,15 @@ use ndarray::{Array4, ArrayViewD, Axis};
 
 use super::card::{Card, EmbedderCard, Pooling};
 use super::device::EffectiveDevice;
-use super::files::{ModelFiles, PREPROCESSOR};
+use super::files::ModelFiles;
 use super::input::{self, Draft};
 use super::library::Runtime;
 use super::port::Port;
 use super::session::{Graph, nothing_more};
-use super::{Embedder, ModelError, Terminator, preprocessor};
+use super::{Embedder, ModelError, Terminator};
 use crate::config::EmbedConfig;
 use crate::error::Error;
-use crate::recipe::ImageInput;
+use crate::recipe::{Fit, ImageInput};
 use crate::row::{RowCode, RowError};
 
 /// Goes into the recipe; raised when the same graph and image give other vectors than before.
@@ -99,19 +99,10 @@ impl Embedder for VectorModel {
 }
 
 fn input_of(graph: &Graph, files: &ModelFiles, card: &Card, config: &EmbedConfig) -> Result<ImageInput, Error> {
-    let said = files.companion(PREPROCESSOR);
-    let base = said.map(preprocessor::read).transpose()?.unwrap_or_default();
-    let mut draft: Draft = base.overlaid(card)?;
-    draft.size =
-        graph.settle_size(draft.size, if card.input.width.is_some() { "croprow.toml" } else { PREPROCESSOR })?;
-    let input = draft.finished().map_err(|missing| {
-        graph.refuse(format!(
-            "nothing says how it is fed ({} missing): put its preprocessor_config.json beside it, or croprow.toml with, \
-             for example,\n[input]\nwidth = 224\nheight = 224\nresize = \"bicubic\"\ncrop_fit = \"squash\"\n\
-             mean = [0.485, 0.456, 0.406]\nstd = [0.229, 0.224, 0.225]",
-            missing.join(", ")
-        ))
-    })?;
+    let input = input::input_of(graph, files, card, Draft::default(), Fit::Squash)?;
+    if matches!(input.fit, Fit::Scale { .. }) {
+        return Err(graph.refuse("its preprocessor gives pictures no fixed size: write `[input]` with width, height and crop_fit into croprow.toml beside it"));
+    }
     let input = match config.crop_fit {
         Some(crop_fit) => input::with_crop_fit(input, crop_fit),
         None => input,

@@ -2,6 +2,10 @@
 //! by key: the family's own habit or `preprocessor_config.json`, `croprow.toml`, the command line.
 
 use super::card::{Card, InputCard};
+use super::files::{CARD, ModelFiles, PREPROCESSOR};
+use super::port::Numbers;
+use super::preprocessor;
+use super::session::Graph;
 use crate::error::Error;
 use crate::geometry::Size;
 use crate::recipe::{CropFit, Filter, Fit, ImageInput};
@@ -19,7 +23,68 @@ pub(super) struct Draft {
     pub std: Option<[f32; 3]>,
 }
 
+/// What the input of `graph` wants: `habit` of the family, with what the files beside the graph say laid over it key
+/// by key, the card last. A graph that takes grey levels gets them as they are, because it normalises itself. A
+/// size that the graph fixes takes the place of sides that would follow the picture, with `fit_in_fixed`
+/// ([`Fit::Corner`] where the graph is told which part is filled, else [`Fit::Squash`]).
+///
+/// # Errors
+/// Something is missing or contradicts the graph; the message says what to write into which file.
+pub(super) fn input_of(
+    graph: &Graph,
+    files: &ModelFiles,
+    card: &Card,
+    habit: Draft,
+    fit_in_fixed: Fit,
+) -> Result<ImageInput, Error> {
+    let said = if card.input.is_complete() { None } else { preprocessor::read(files)? };
+    let mut draft = said.unwrap_or_default().over(habit).overlaid(card)?;
+    if graph.image.numbers == Numbers::U8 {
+        draft.mean = card.input.mean.or(Some([0.0; 3]));
+        draft.std = card.input.std.or(Some([1.0 / 255.0; 3]));
+    }
+    match (draft.fit, graph.image.fixed_size()) {
+        (Some(Fit::Scale { .. }), Some(fixed)) => {
+            draft.size = Some(fixed);
+            draft.fit = Some(fit_in_fixed);
+        }
+        (Some(Fit::Scale { .. }), None) if graph.image.leaves_sides_open() => {}
+        _ => draft.size = graph.settle_size(draft.size, draft_source(card))?,
+    }
+    draft.finished().map_err(|missing| {
+        graph.refuse(format!(
+            "nothing says how it is fed ({} missing): put its preprocessor_config.json beside it, or croprow.toml with, \
+             for example,\n[input]\nwidth = 224\nheight = 224\nresize = \"bicubic\"\ncrop_fit = \"squash\"\n\
+             mean = [0.485, 0.456, 0.406]\nstd = [0.229, 0.224, 0.225]",
+            missing.join(", ")
+        ))
+    })
+}
+
+fn draft_source(card: &Card) -> &'static str {
+    if card.input.width.is_some() { CARD } else { PREPROCESSOR }
+}
+
+impl InputCard {
+    /// True where nothing is left for another file to say.
+    fn is_complete(&self) -> bool {
+        let size = self.width.is_some() && self.height.is_some();
+        size && self.resize.is_some() && self.crop_fit.is_some() && self.mean.is_some() && self.std.is_some()
+    }
+}
+
 impl Draft {
+    /// This draft, with what it leaves open from `base`.
+    fn over(self, base: Self) -> Self {
+        Self {
+            size: self.size.or(base.size),
+            filter: self.filter.or(base.filter),
+            fit: self.fit.or(base.fit),
+            mean: self.mean.or(base.mean),
+            std: self.std.or(base.std),
+        }
+    }
+
     /// This draft with what the card says laid over it.
     ///
     /// # Errors
@@ -29,7 +94,12 @@ impl Draft {
         if let (Some(width), Some(height)) = (input.width, input.height) {
             self.size = Some(Size::new(width, height));
         }
-        self.fit = fit(input, self.fit).map_err(|why| card.refuse(why))?;
+        let base = self.fit;
+        self.fit = fit(input, base).map_err(|why| card.refuse(why))?;
+        if matches!(base, Some(Fit::Scale { .. })) && self.fit != base && input.width.is_none() {
+            // The size of sides that follow the picture is that of the longest, and no size for anything else.
+            self.size = None;
+        }
         self.filter = input.resize.or(self.filter);
         self.mean = input.mean.or(self.mean);
         self.std = input.std.or(self.std);
@@ -150,6 +220,33 @@ mod tests {
         let yolo = Draft { fit: Some(Fit::Pad { fill: 114 }), ..base() };
         let input = InputCard { pad_fill: Some(128), ..InputCard::default() };
         assert_eq!(yolo.overlaid(&card(input)).unwrap().fit, Some(Fit::Pad { fill: 128 }));
+    }
+
+    #[test]
+    fn sides_that_follow_the_picture_leave_no_size_to_another_fit() {
+        let scale = Fit::Scale { shortest_px: 800, longest_px: 1333, multiple_px: 1 };
+        let detr = Draft { size: Some(Size::new(1333, 1333)), fit: Some(scale), ..base() };
+        assert_eq!(detr.clone().overlaid(&card(InputCard::default())).unwrap(), detr);
+        let squash = InputCard { crop_fit: Some(CropFit::Squash), ..InputCard::default() };
+        assert_eq!(detr.clone().overlaid(&card(squash.clone())).unwrap().size, None);
+        let sized = InputCard { width: Some(640), height: Some(480), ..squash };
+        assert_eq!(detr.overlaid(&card(sized)).unwrap().size, Some(Size::new(640, 480)));
+    }
+
+    #[test]
+    fn a_card_is_complete_with_every_key_that_decides() {
+        let card = InputCard {
+            width: Some(1),
+            height: Some(1),
+            resize: Some(Filter::Nearest),
+            crop_fit: Some(CropFit::Squash),
+            mean: Some([0.0; 3]),
+            std: Some([1.0; 3]),
+            ..InputCard::default()
+        };
+        assert!(card.is_complete());
+        assert!(!InputCard { crop_fit: None, ..card.clone() }.is_complete());
+        assert!(!InputCard { std: None, ..card }.is_complete());
     }
 
     #[test]

@@ -140,6 +140,11 @@ impl ImagePort {
         self.width_px.is_none_or(|w| w == size.width_px) && self.height_px.is_none_or(|h| h == size.height_px)
     }
 
+    /// True where every picture may have a size of its own.
+    pub(super) fn leaves_sides_open(&self) -> bool {
+        self.width_px.is_none() && self.height_px.is_none()
+    }
+
     /// Width and height, where the graph fixes both.
     pub(super) fn fixed_size(&self) -> Option<Size> {
         self.width_px.zip(self.height_px).map(|(width, height)| Size::new(width, height))
