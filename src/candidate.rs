@@ -257,8 +257,11 @@ mod tests {
     #[test]
     fn three_hundred_of_one_label_fit_into_four_kibibytes() {
         let many = (0..400).map(|i| candidate(1.0, 1.0, 50.0 + i as f32, 60.0, &[(i, 0.5)]));
-        let many = many.map(|c| Candidate::single(c.bbox, c.scores[0].label % 60 + 1000 * (c.scores[0].label / 400), 0.5));
-        let many = many.map(|c| Candidate::single(BoxPx { y1: 2.0 + 2.0 * c.bbox.x1, ..c.bbox }, c.scores[0].label, 0.5)).collect();
+        let many =
+            many.map(|c| Candidate::single(c.bbox, c.scores[0].label % 60 + 1000 * (c.scores[0].label / 400), 0.5));
+        let many = many
+            .map(|c| Candidate::single(BoxPx { y1: 2.0 + 2.0 * c.bbox.x1, ..c.bbox }, c.scores[0].label, 0.5))
+            .collect();
         let kept = Kept::of(many, Naming::Best, SIZE);
         assert_eq!(kept.count, MOST_PER_IMAGE);
         assert!(kept.packed.len() <= 4096, "{}", kept.packed.len());

@@ -3,7 +3,9 @@
 
 use std::path::PathBuf;
 
-use croprow::config::{DecodeConfig, DetectConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision, RunConfig, Stale};
+use croprow::config::{
+    DecodeConfig, DetectConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision, RunConfig, Stale,
+};
 use croprow::error::Error;
 use croprow::recipe::{CropFit, Keep, Labels, Nms, OnEmpty, Selection, Truncated};
 use serde::{Deserialize, Serialize};
@@ -68,6 +70,8 @@ pub(crate) struct Settings {
     /// `None`: half of what is free at the start.
     pub(crate) memory_bytes: Option<u64>,
     pub(crate) stale: Option<Stale>,
+    /// Rows that only another selection made are selected again.
+    pub(crate) reselect: bool,
 }
 
 impl Default for Settings {
@@ -98,6 +102,7 @@ impl Default for Settings {
             threads: None,
             memory_bytes: None,
             stale: None,
+            reselect: false,
         }
     }
 }
@@ -136,6 +141,11 @@ impl Settings {
             ..self
         }
         .reselected_by(&args.selection)
+    }
+
+    /// What `runs.settings` will hold.
+    pub(crate) fn to_json(&self) -> Result<String, Error> {
+        serde_json::to_string(self).map_err(|e| Error::Usage(format!("a setting cannot be remembered: {e}")))
     }
 
     /// The same with other rules of selection.

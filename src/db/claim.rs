@@ -137,7 +137,10 @@ pub(super) fn stored_regions(conn: &rusqlite::Connection, image: ImageId) -> Res
         .prepare_cached("SELECT id, label, score, x0, y0, x1, y1, crop FROM regions WHERE image_id = ?1 ORDER BY id")?;
     let rows = statement.query_map([image.0], |r| {
         let bbox = BoxPx { x0: r.get(3)?, y0: r.get(4)?, x1: r.get(5)?, y1: r.get(6)? };
-        Ok((r.get(0)?, Region { bbox, label: r.get(1)?, score: r.get(2)?, crop: r.get(7)?, vector: None, embedded: false }))
+        Ok((
+            r.get(0)?,
+            Region { bbox, label: r.get(1)?, score: r.get(2)?, crop: r.get(7)?, vector: None, embedded: false },
+        ))
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }

@@ -3,10 +3,11 @@
 use tokenizers::Decoder as _;
 use tokenizers::decoders::wordpiece::WordPiece;
 
-use crate::candidate::{Candidate, Naming, Vocabulary};
+use crate::candidate::{Candidate, Naming, Vocabulary, unpack};
+use crate::error::Error;
 use crate::geometry::{BoxPx, Size};
-use crate::recipe::{Keep, Nms, Selection};
-use crate::row::Detection;
+use crate::recipe::{Keep, Nms, OnEmpty, Selection};
+use crate::row::{Detection, Region};
 
 /// A box over its threshold, with what tells two classes apart.
 struct Named {
@@ -42,7 +43,8 @@ pub fn select(candidates: &[Candidate], vocabulary: &Vocabulary, rule: &Selectio
         if kept.len() >= most {
             break;
         }
-        let rivals = |k: &Named| rule.nms == Nms::Across || (k.label, &k.phrase) == (candidate.label, &candidate.phrase);
+        let rivals =
+            |k: &Named| rule.nms == Nms::Across || (k.label, &k.phrase) == (candidate.label, &candidate.phrase);
         if !kept.iter().any(|k| rivals(k) && k.bbox.iou(candidate.bbox) > rule.nms_iou) {
             kept.push(candidate);
         }
@@ -55,14 +57,23 @@ pub fn select(candidates: &[Candidate], vocabulary: &Vocabulary, rule: &Selectio
     kept.into_iter().map(label).collect()
 }
 
+/// The regions that `rule` makes of packed candidates of an upright image of size `image`.
+///
+/// # Errors
+/// The bytes are no candidates: somebody else wrote them.
+pub fn regions_of(packed: &[u8], vocabulary: &Vocabulary, rule: &Selection, image: Size) -> Result<Vec<Region>, Error> {
+    let candidates = unpack(packed, image).map_err(|why| Error::System(why.to_owned()))?;
+    let selected = select(&candidates, vocabulary, rule, image);
+    if selected.is_empty() && rule.on_empty == OnEmpty::Whole {
+        return Ok(vec![Region::whole(image)]);
+    }
+    Ok(selected.into_iter().map(Region::from).collect())
+}
+
 fn named(candidate: &Candidate, vocabulary: &Vocabulary, rule: &Selection) -> Vec<Named> {
     let above = candidate.scores.iter().filter(|s| s.score > rule.box_threshold);
-    let plain = |s: &crate::candidate::LabelScore| Named {
-        bbox: candidate.bbox,
-        score: s.score,
-        label: s.label,
-        phrase: None,
-    };
+    let plain =
+        |s: &crate::candidate::LabelScore| Named { bbox: candidate.bbox, score: s.score, label: s.label, phrase: None };
     match vocabulary.naming {
         Naming::Best => above.take(1).map(plain).collect(),
         Naming::Every => above.map(plain).collect(),
@@ -100,7 +111,6 @@ mod tests {
 
     use super::*;
     use crate::candidate::LabelScore;
-    use crate::recipe::OnEmpty;
 
     const IMAGE: Size = Size::new(100, 80);
 
@@ -189,8 +199,7 @@ mod tests {
     #[test]
     fn equal_scores_keep_the_order_of_the_input() {
         let found = [candidate(0.0, 0.0, 9.0, 9.0, 2, 0.5), candidate(20.0, 0.0, 29.0, 9.0, 1, 0.5)];
-        let labels: Vec<String> =
-            chosen(&found, &rule(0.3, 0.5, Keep::All)).into_iter().map(|d| d.label).collect();
+        let labels: Vec<String> = chosen(&found, &rule(0.3, 0.5, Keep::All)).into_iter().map(|d| d.label).collect();
         assert_eq!(labels, ["cat", "a"]);
     }
 

@@ -172,10 +172,7 @@ mod tests {
     fn an_end_to_end_output_has_corners_and_a_class_number() {
         let output = arr2(&[[40.0, 55.0, 60.0, 65.0, 0.9, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]);
         let found = Layout::End2End.read(output.view(), 2, 0.05).unwrap();
-        assert_eq!(
-            found,
-            [Candidate::single(BoxPx { x0: 40.0, y0: 55.0, x1: 60.0, y1: 65.0 }, 1, 0.9)]
-        );
+        assert_eq!(found, [Candidate::single(BoxPx { x0: 40.0, y0: 55.0, x1: 60.0, y1: 65.0 }, 1, 0.9)]);
         let wrong = arr2(&[[40.0, 55.0, 60.0, 65.0, 0.9, 7.0]]);
         assert_eq!(Layout::End2End.read(wrong.view(), 2, 0.05).unwrap_err().code, RowCode::Model);
     }

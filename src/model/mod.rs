@@ -3,20 +3,27 @@
 
 pub mod boxes;
 mod card;
+pub mod detector;
+mod detr;
 pub mod device;
 mod elf;
 pub mod embedder;
 mod failure;
 pub mod files;
+mod grounding_dino;
 mod hub;
 mod input;
 mod labels;
 mod layout;
 pub mod library;
+mod owl;
 mod port;
 mod preprocessor;
+mod prompt;
 mod session;
-pub mod yolo;
+mod text;
+mod transformer;
+mod yolo;
 
 use std::sync::Arc;
 
@@ -123,8 +130,8 @@ pub fn load_models(config: &RunConfig, device: Device, runtime: &Runtime) -> Res
     let mut models =
         Models { detector: None, embedder: None, device: device::choose(runtime, device)?, notes: Vec::new() };
     if let Some(detect) = &config.detect {
-        let (detector, note) = yolo::Yolo::load(&files::locate(&detect.model)?, runtime, &models.device)?;
-        models.detector = Some(Box::new(detector));
+        let (detector, note) = detector::load(&files::locate(&detect.model)?, detect, runtime, &models.device)?;
+        models.detector = Some(detector);
         models.notes.extend(note);
     }
     if let Some(embed) = &config.embed {

@@ -97,10 +97,14 @@ impl ImagePort {
         match (usual, fitting.as_slice()) {
             (Some(port), _) => Ok(port.clone()),
             (None, [only]) => Ok(only.clone()),
-            (None, []) => Err("no input is a batch of images, [batch, 3, height, width] or [batch, height, width, 3] of \
+            (None, []) => {
+                Err("no input is a batch of images, [batch, 3, height, width] or [batch, height, width, 3] of \
                                f32, f16 or u8"
-                .to_owned()),
-            (None, _) => Err("more than one input could be the images: name it in croprow.toml ([input] name)".to_owned()),
+                    .to_owned())
+            }
+            (None, _) => {
+                Err("more than one input could be the images: name it in croprow.toml ([input] name)".to_owned())
+            }
         }
     }
 
@@ -148,9 +152,7 @@ impl ImagePort {
             Axes::ChannelsLast => batch.view().permuted_axes([0, 2, 3, 1]),
         };
         Ok(match self.numbers {
-            Numbers::F32 if turned.is_standard_layout() => {
-                TensorRef::from_array_view(batch.view().reborrow())?.into()
-            }
+            Numbers::F32 if turned.is_standard_layout() => TensorRef::from_array_view(batch.view().reborrow())?.into(),
             Numbers::F32 => Tensor::from_array(turned.as_standard_layout().into_owned())?.into(),
             Numbers::F16 => Tensor::from_array(standard(&turned, half::f16::from_f32))?.into(),
             // The numbers of a u8 input are grey levels by the input's own mean and deviation.
@@ -237,10 +239,7 @@ mod tests {
         let mask = port("pixel_mask", Int64, &[-1, -1, -1]);
         let found = |ports: &[Port]| ImagePort::find(ports, None).map(|p| (p.name, p.axes, p.numbers));
         let usual = port("pixel_values", Float32, &[-1, 3, -1, -1]);
-        assert_eq!(
-            found(&[mask.clone(), usual]),
-            Ok(("pixel_values".to_owned(), Axes::ChannelsFirst, Numbers::F32))
-        );
+        assert_eq!(found(&[mask.clone(), usual]), Ok(("pixel_values".to_owned(), Axes::ChannelsFirst, Numbers::F32)));
         let last = port("picture", Uint8, &[1, 224, 224, 3]);
         assert_eq!(found(&[last]), Ok(("picture".to_owned(), Axes::ChannelsLast, Numbers::U8)));
         let open = port("img", Float16, &[-1, -1, -1, -1]);

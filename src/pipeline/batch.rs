@@ -6,8 +6,8 @@ use crossbeam_channel::Receiver;
 use ndarray::Array4;
 
 use crate::error::Error;
-use crate::model::ModelError;
 use crate::geometry::Size;
+use crate::model::ModelError;
 use crate::row::{RowCode, RowError};
 
 /// Batches of messages that share a key: tensors of one size need no padding, so that a row's result does not

@@ -84,7 +84,8 @@ pub fn fill(image: &RgbImage, region: BoxPx, input: &ImageInput, out: &mut [f32]
     let crop = checked_crop(image, region)?;
     let size = input.tensor_size(crop.size);
     if out.len() != 3 * size.pixels() as usize || out.is_empty() {
-        let reason = format!("an input of {}x{} does not fit into {} numbers", size.width_px, size.height_px, out.len());
+        let reason =
+            format!("an input of {}x{} does not fit into {} numbers", size.width_px, size.height_px, out.len());
         return Err(RowError::new(RowCode::Model, reason));
     }
     if input.fit == Fit::SquareBlur {

@@ -40,11 +40,11 @@ fn begin(db: &mut Db) -> Tokens {
 
 fn region(x0: f32, vector: Option<Vec<f32>>) -> Region {
     let bbox = BoxPx { x0, y0: 0.0, x1: x0 + 10.0, y1: 10.0 };
-    Region { bbox, label: Some("cat".into()), score: Some(0.5), crop: None, vector }
+    Region { bbox, label: Some("cat".into()), score: Some(0.5), crop: None, vector, embedded: false }
 }
 
 fn done(claim: &Claim, regions: Vec<Region>, embed: Option<Result<(), RowError>>) -> Finished {
-    let outcome = Outcome::Done { regions, embed };
+    let outcome = Outcome::Done { raw: None, regions, embed };
     Finished { id: claim.id, token: claim.token, stage: claim.stage, facts: None, stamp: None, outcome }
 }
 
