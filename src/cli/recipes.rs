@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use croprow::config::RunConfig;
+use croprow::config::{Precision, RunConfig};
 use croprow::db::Db;
 use croprow::db::due::InForce;
 use croprow::db::recipes::StoredRecipe;
@@ -42,7 +42,7 @@ impl Recipes {
         let mut rule = None;
         let detect = match &config.detect {
             None => None,
-            Some(detect) => Some(Asked::new(&detect.model, db, |model_digest| {
+            Some(detect) => Some(Asked::new(&detect.model, detect.precision, db, |model_digest| {
                 rule.insert(DetectRecipe {
                     model_digest,
                     adapter_version: DETECT_ADAPTER_VERSION,
@@ -57,7 +57,7 @@ impl Recipes {
         };
         let embed = match &config.embed {
             None => None,
-            Some(embed) => Some(Asked::new(&embed.model, db, |model_digest| EmbedRecipe {
+            Some(embed) => Some(Asked::new(&embed.model, embed.precision, db, |model_digest| EmbedRecipe {
                 model_digest,
                 adapter_version: EMBED_ADAPTER_VERSION,
                 crop_fit: embed.crop_fit,
@@ -160,8 +160,14 @@ impl Recipes {
 }
 
 impl Asked {
-    fn new<R: Serialize>(model: &Path, db: &mut Db, recipe: impl FnOnce(String) -> R) -> Result<Self, Error> {
-        let files = locate(model)?;
+    fn new<R: Serialize>(
+        model: &Path,
+        precision: Precision,
+        db: &mut Db,
+        recipe: impl FnOnce(String) -> R,
+    ) -> Result<Self, Error> {
+        // What depends on the device is resolved by the settings: `auto` is no question any more.
+        let files = locate(model, precision, false)?;
         let digest = digest(&files, &mut Cache(db))?;
         let body = canonical(&recipe(digest.clone()))?;
         Ok(Self { body, digest, model: files.onnx })

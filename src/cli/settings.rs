@@ -1,12 +1,13 @@
 //! Settings of `run`: what the last run was told, what this command line says, and the defaults, in the
 //! reverse order of their weight.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use croprow::config::{
     DecodeConfig, DetectConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision, RunConfig, Stale,
 };
 use croprow::error::Error;
+use croprow::model::{device, files, library};
 use croprow::recipe::{CropFit, Keep, Labels, Nms, OnEmpty, Selection, Truncated};
 use serde::{Deserialize, Serialize};
 
@@ -196,10 +197,12 @@ impl Settings {
                 return Err(Error::Usage(format!("{flag} {value}: give 1 to {most}")));
             }
         }
+        let precision = |model: &Option<PathBuf>| self.precision_of(model.as_deref(), threads);
+        let (detect_precision, embed_precision) = (precision(&self.detector)?, precision(&self.embedder)?);
         Ok(RunConfig {
             detect: self.detector.clone().map(|model| DetectConfig {
                 model,
-                precision: self.precision,
+                precision: detect_precision,
                 prompt: self.prompt.clone(),
                 labels: self.labels,
                 candidate_floor: self.candidate_floor,
@@ -207,7 +210,7 @@ impl Settings {
             }),
             embed: self.embedder.clone().map(|model| EmbedConfig {
                 model,
-                precision: self.precision,
+                precision: embed_precision,
                 crop_fit: self.crop_fit,
                 normalize: self.normalize,
             }),
@@ -218,6 +221,16 @@ impl Settings {
             batch: self.batch,
             memory_bytes: self.memory_bytes.or_else(half_of_free_bytes).unwrap_or(MEMORY_FALLBACK_BYTES),
         })
+    }
+}
+
+impl Settings {
+    /// `--precision`, with `auto` resolved where a folder's choice depends on the device: the recipe must name the
+    /// graph that will be loaded. The runtime library is loaded early only then.
+    fn precision_of(&self, model: Option<&Path>, threads: usize) -> Result<Precision, Error> {
+        let open = self.precision == Precision::Auto && model.is_some_and(files::depends_on_device);
+        let runtime = || library::load(self.runtime.as_deref(), self.device, threads);
+        Ok(if open && device::is_cuda(self.device, runtime)? { Precision::Fp16 } else { self.precision })
     }
 }
 

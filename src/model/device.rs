@@ -41,6 +41,11 @@ impl EffectiveDevice {
     fn cuda(number: u32) -> Self {
         Self { word: format!("cuda:{number}"), note: None, cuda: Some(number) }
     }
+
+    /// True for a CUDA device, which is faster with fp16.
+    pub fn is_cuda(&self) -> bool {
+        self.cuda.is_some()
+    }
 }
 
 /// Decides where sessions run.
@@ -62,6 +67,20 @@ pub fn choose(runtime: &Runtime, wanted: Device) -> Result<EffectiveDevice, Erro
                 Err(why) => EffectiveDevice::cpu(Some(format!("using the CPU, many times slower than a GPU: {why}"))),
             })
         }
+    }
+}
+
+/// True where `wanted` means CUDA. Asks for the runtime library only where that decides: with `auto`, and a driver
+/// on this machine.
+///
+/// # Errors
+/// The runtime library cannot be had.
+pub fn is_cuda(wanted: Device, runtime: impl FnOnce() -> Result<Runtime, Error>) -> Result<bool, Error> {
+    match wanted {
+        Device::Cpu => Ok(false),
+        Device::Cuda(_) => Ok(true),
+        Device::Auto if has_driver() => Ok(choose(&runtime()?, wanted)?.is_cuda()),
+        Device::Auto => Ok(false),
     }
 }
 

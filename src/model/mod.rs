@@ -6,16 +6,19 @@ mod card;
 pub mod detector;
 mod detr;
 pub mod device;
+mod digest;
 mod elf;
 pub mod embedder;
 mod failure;
 pub mod files;
+mod folder;
 mod grounding_dino;
 mod hub;
 mod input;
 mod labels;
 mod layout;
 pub mod library;
+mod onnx_file;
 mod owl;
 mod port;
 mod preprocessor;
@@ -23,6 +26,7 @@ mod prompt;
 mod session;
 mod text;
 mod transformer;
+mod weights;
 mod yolo;
 
 use std::sync::Arc;
@@ -130,13 +134,18 @@ pub fn load_models(config: &RunConfig, device: Device, runtime: &Runtime) -> Res
     let mut models =
         Models { detector: None, embedder: None, device: device::choose(runtime, device)?, notes: Vec::new() };
     if let Some(detect) = &config.detect {
-        let (detector, note) = detector::load(&files::locate(&detect.model)?, detect, runtime, &models.device)?;
+        let files = files::locate(&detect.model, detect.precision, models.device.is_cuda())?;
+        let (detector, note) = detector::load(&files, detect, runtime, &models.device)?;
         models.detector = Some(detector);
         models.notes.extend(note);
     }
     if let Some(embed) = &config.embed {
-        let (embedder, note) =
-            embedder::VectorModel::load(&files::locate(&embed.model)?, embed, runtime, &models.device)?;
+        let (embedder, note) = embedder::VectorModel::load(
+            &files::locate(&embed.model, embed.precision, models.device.is_cuda())?,
+            embed,
+            runtime,
+            &models.device,
+        )?;
         models.embedder = Some(Box::new(embedder));
         models.notes.extend(note);
     }

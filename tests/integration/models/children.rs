@@ -100,7 +100,7 @@ fn child_counts_threads() {
     let loaded = threads();
     let (cpu, config) = (EffectiveDevice::cpu(None), detect_config(selection(0.3)));
     let open = |name: &str| {
-        let files = locate(&root(".demo/models").join(name)).unwrap();
+        let files = locate(&root(".demo/models").join(name), Precision::Auto, false).unwrap();
         detector::load(&files, &config, &runtime, &cpu).unwrap().0
     };
     let mut detectors = [open("yolov3-tiny"), open("yolov3-tiny-v5")];

@@ -53,7 +53,7 @@ fn runtime() -> Runtime {
 }
 
 fn yolo(model: &Path) -> Result<(Box<dyn Detector>, Option<String>), String> {
-    let files = locate(model).map_err(|e| e.to_string())?;
+    let files = locate(model, Precision::Auto, false).map_err(|e| e.to_string())?;
     let config = detect_config(selection(0.3));
     detector::load(&files, &config, &runtime(), &EffectiveDevice::cpu(None)).map_err(|e| e.to_string())
 }
@@ -74,7 +74,7 @@ fn embedder_as(
     crop_fit: Option<CropFit>,
     normalize: Option<bool>,
 ) -> Result<(VectorModel, Option<String>), String> {
-    let files = locate(model).map_err(|e| e.to_string())?;
+    let files = locate(model, Precision::Auto, false).map_err(|e| e.to_string())?;
     let config = EmbedConfig { model: model.to_path_buf(), precision: Precision::Auto, crop_fit, normalize };
     VectorModel::load(&files, &config, &runtime(), &EffectiveDevice::cpu(None)).map_err(|e| e.to_string())
 }
@@ -297,7 +297,7 @@ fn a_terminated_session_answers_terminated() {
 
 #[test]
 fn the_demo_models_have_digests() {
-    let files = locate(&root(".demo/models/efficientnet-lite0")).unwrap();
+    let files = locate(&root(".demo/models/efficientnet-lite0"), Precision::Auto, false).unwrap();
     assert_eq!(files.companions.len(), 1);
     assert_eq!(digest(&files, &mut NoCache).unwrap().len(), 64);
 }
