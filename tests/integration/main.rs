@@ -13,3 +13,4 @@ mod models;
 mod parity;
 mod pipeline;
 mod pixels;
+mod select;

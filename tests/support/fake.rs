@@ -89,7 +89,7 @@ impl Detector for FakeDetector {
         let one = |image: ArrayView3<'_, f32>| {
             let seed = fingerprint(image);
             let boxes = (0..seed % 4).map(|i| {
-                let bbox = BoxPx::from_center(6.0 + 7.0 * i as f32, 16.0, 5.0 + (seed % 3) as f32, 8.0);
+                let bbox = BoxPx::from_center(6.0 + 7.0 * i as f32, 16.0, 5.0 + 2.0 * (seed % 3) as f32, 8.0);
                 Candidate::single(bbox, ((seed >> i) % 2) as usize, 0.4 + 0.1 * i as f32)
             });
             let candidates = boxes.filter(|c| c.best() > floor).collect();
