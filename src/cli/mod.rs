@@ -7,6 +7,7 @@ mod retry;
 mod run;
 mod run_args;
 mod select;
+mod self_tests;
 mod settings;
 mod signals;
 mod status;

@@ -22,7 +22,7 @@ use super::run_args::RunArgs;
 use super::settings::Settings;
 use super::status::duration;
 use super::ticker::Ticker;
-use super::{print, say, select, signals};
+use super::{print, say, select, self_tests, signals};
 
 /// Everything decided before a model is loaded.
 struct Plan {
@@ -60,11 +60,12 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         prepare_folder(folder)?;
     }
     let runtime = model::library::load(plan.settings.runtime.as_deref(), plan.settings.device, plan.config.threads)?;
-    let loaded = model::load_models(&plan.config, plan.settings.device, &runtime)?;
+    let mut loaded = model::load_models(&plan.config, plan.settings.device, &runtime)?;
     for note in loaded.device.note.iter().chain(&loaded.notes) {
         say(note);
     }
     check_prompts(&plan, &loaded, &db)?;
+    self_tests::run(&mut loaded, &plan.config, &plan.recipes, &runtime, &mut db)?;
     say(&describe_start(&plan, &loaded));
     let (run_id, in_force) = db.begin_run(&NewRun {
         device: &loaded.device.word,

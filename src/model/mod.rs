@@ -23,6 +23,7 @@ mod owl;
 mod port;
 mod preprocessor;
 mod prompt;
+pub mod self_test;
 mod session;
 mod text;
 mod transformer;
@@ -53,6 +54,9 @@ pub trait Detector: Send {
     /// Images per call that the graph demands; `None` where any number will do. Fewer are filled with blank
     /// images inside the call, more are refused.
     fn fixed_batch(&self) -> Option<usize>;
+
+    /// From now on the graph is given one image at a time, whatever it would take.
+    fn take_one_by_one(&mut self);
 
     /// Ends the call in flight, from any thread.
     fn terminator(&self) -> Terminator;
@@ -102,6 +106,9 @@ pub trait Embedder: Send {
     /// images inside the call, more are refused.
     fn fixed_batch(&self) -> Option<usize>;
 
+    /// From now on the graph is given one image at a time, whatever it would take.
+    fn take_one_by_one(&mut self);
+
     /// Ends the call in flight, from any thread.
     fn terminator(&self) -> Terminator;
 
@@ -123,6 +130,38 @@ pub struct Models {
     pub device: EffectiveDevice,
     /// Lines for the user about the models, to be logged by the caller.
     pub notes: Vec<String>,
+}
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelKind {
+    /// The detector.
+    Detector,
+    /// The embedder.
+    Embedder,
+}
+
+impl Models {
+    /// Tests the model of that kind, which was loaded from `files`.
+    ///
+    /// # Errors
+    /// It cannot be trusted; see [`self_test`].
+    pub fn self_test(&mut self, kind: ModelKind, files: &files::ModelFiles) -> Result<self_test::Verdict, Error> {
+        match (kind, &mut self.detector, &mut self.embedder) {
+            (ModelKind::Detector, Some(detector), _) => self_test::detector(detector.as_mut(), files),
+            (ModelKind::Embedder, _, Some(embedder)) => self_test::embedder(embedder.as_mut(), files),
+            _ => Ok(self_test::Verdict::default()),
+        }
+    }
+
+    /// From now on the model of that kind is given one image at a time.
+    pub fn take_one_by_one(&mut self, kind: ModelKind) {
+        match (kind, &mut self.detector, &mut self.embedder) {
+            (ModelKind::Detector, Some(detector), _) => detector.take_one_by_one(),
+            (ModelKind::Embedder, _, Some(embedder)) => embedder.take_one_by_one(),
+            _ => {}
+        }
+    }
 }
 
 /// Loads the models of a run onto the device of `runtime` that `device` asks for, and calls each with blank

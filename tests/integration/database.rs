@@ -76,6 +76,50 @@ fn pages_come_in_order_and_no_row_comes_twice() {
     assert_sound(&path);
 }
 
+/// A database of the first schema, with one image and perhaps a run that lives.
+fn of_the_first_schema(path: &Path, pid: Option<u32>) {
+    let conn = rusqlite::Connection::open(path).unwrap();
+    conn.execute_batch(include_str!("../../migrations/0001_initial.sql")).unwrap();
+    conn.execute_batch(
+        "PRAGMA application_id = 1668444016; PRAGMA user_version = 1; INSERT INTO images (path) VALUES ('/a.jpg')",
+    )
+    .unwrap();
+    if let Some(pid) = pid {
+        let own = croprow::db::runs::ProcessId::own();
+        conn.execute(
+            "INSERT INTO runs (host, boot_id, pid, pid_started, version, device, runtime, settings, started_at, heartbeat_at)
+             VALUES (?1, ?2, ?3, ?4, '0', 'cpu', '', '{}', 0, unixepoch())",
+            rusqlite::params![own.host, own.boot_id, pid, own.started],
+        )
+        .unwrap();
+    }
+}
+
+#[test]
+fn an_older_database_is_kept_beside_itself_and_brought_up_to_date() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("old.db");
+    of_the_first_schema(&path, None);
+    drop(Db::open(&path).unwrap());
+    assert_eq!(number(&path, "SELECT count(*) FROM images"), 1);
+    assert_eq!(number(&path, "SELECT count(*) FROM candidates"), 0);
+    let kept = folder.path().join("old.db.schema1.bak");
+    assert_eq!(number(&kept, "SELECT count(*) FROM images"), 1);
+    assert_eq!(number(&kept, "PRAGMA user_version"), 1);
+    drop(Db::open(&path).unwrap());
+    assert!(!folder.path().join("old.db.schema1-1.bak").exists(), "kept once");
+}
+
+#[test]
+fn a_database_that_an_older_worker_is_busy_with_is_not_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("old.db");
+    of_the_first_schema(&path, Some(std::process::id()));
+    let text = Db::open(&path).unwrap_err().to_string();
+    assert!(text.contains("run 1 of an older croprow is at work"), "{text}");
+    assert_eq!(number(&path, "PRAGMA user_version"), 1);
+}
+
 #[test]
 fn a_result_without_the_token_is_dropped() {
     let (_folder, path, mut db, mut tokens, in_force) = database(2);

@@ -170,7 +170,11 @@ fn pixels_equal_the_references_within_one_grey_level() {
                 off += usize::from(distance > 0.5);
             }
         }
-        println!("{}: worst {worst:.2}, {:.3} % of the values differ", picture.name, 100.0 * off as f32 / ours.len() as f32);
+        println!(
+            "{}: worst {worst:.2}, {:.3} % of the values differ",
+            picture.name,
+            100.0 * off as f32 / ours.len() as f32
+        );
         assert!(worst <= LEVELS_MOST, "{}: {worst}", picture.name);
     }
 }
@@ -306,12 +310,15 @@ fn every_label_is_one_of_the_prompts_and_the_same_through_the_program() {
     assert!(run.unwrap().success());
     let conn = Connection::open(&db).unwrap();
     let mut regions = conn
-        .prepare("SELECT label, count(*) FROM regions r JOIN images i ON i.id = r.image_id WHERE prompt = ?1 GROUP BY label")
+        .prepare(
+            "SELECT label, count(*) FROM regions r JOIN images i ON i.id = r.image_id WHERE prompt = ?1 GROUP BY label",
+        )
         .unwrap();
     let mut total = 0;
     for picture in &pictures {
         let labels: Vec<&str> = picture.prompt.split('.').map(str::trim).filter(|l| !l.is_empty()).collect();
-        let found = regions.query_map([&picture.prompt], |r| Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?))).unwrap();
+        let found =
+            regions.query_map([&picture.prompt], |r| Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?))).unwrap();
         for (label, count) in found.map(Result::unwrap) {
             assert!(labels.contains(&label.as_str()), "{}: {label}", picture.name);
             total += count;

@@ -76,10 +76,7 @@ fn a_lower_threshold_equals_a_fresh_run_once_the_new_regions_are_embedded() {
     let pending = number(&db, "SELECT count(*) FROM images WHERE embed_state = 'pending'");
     assert_eq!(done.pending, pending as u64);
     assert!(done.new > 10 && done.gone == 0 && done.pending < 60, "{done:?}");
-    let lacking = number(
-        &db,
-        "SELECT count(*) FROM regions WHERE id NOT IN (SELECT region_id FROM embeddings)",
-    );
+    let lacking = number(&db, "SELECT count(*) FROM regions WHERE id NOT IN (SELECT region_id FROM embeddings)");
     assert_eq!(lacking as u64, done.new, "only what is new waits");
     fake::run(&db, &Setup { detector: Some("low"), ..Setup::default() }).unwrap();
     let fresh = worked(folder.path(), "b.db", &files, "low", &selection(0.3));

@@ -73,6 +73,8 @@ impl Detector for FakeDetector {
         None
     }
 
+    fn take_one_by_one(&mut self) {}
+
     fn terminator(&self) -> Terminator {
         Terminator::default()
     }
@@ -111,6 +113,8 @@ impl Embedder for FakeEmbedder {
     fn fixed_batch(&self) -> Option<usize> {
         None
     }
+
+    fn take_one_by_one(&mut self) {}
 
     fn terminator(&self) -> Terminator {
         Terminator::default()
