@@ -2,10 +2,11 @@
 """Compares what two croprow databases hold. Ids, times, attempts, runs and samples do not count.
 
 States, codes, labels and counts must be equal; boxes within --box-px pixels, scores within --score, vectors
-at a cosine of at least --cosine. Rows are matched by path, regions by label and nearest box.
+at a cosine of at least --cosine. Rows are matched by path and key, regions by label and nearest box.
+--without-vectors leaves vectors and the embedder's states out: for regions that still wait for it.
 Exit code 0: equal. 1: they differ; the first differences are printed.
 
-usage: scripts/compare_dumps.py A.db B.db [--box-px 0.01] [--score 1e-4] [--cosine 0.99999]
+usage: scripts/compare_dumps.py A.db B.db [--box-px 0.01] [--score 1e-4] [--cosine 0.99999] [--without-vectors]
 """
 
 import argparse
@@ -18,8 +19,8 @@ from typing import Any
 SHOWN_MAX = 10
 
 
-def load(path: str) -> dict[Any, dict[str, Any]]:
-    """path -> the image's row and its regions."""
+def load(path: str, with_vectors: bool) -> dict[Any, dict[str, Any]]:
+    """path and key -> the image's row and its regions."""
     database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     database.row_factory = sqlite3.Row
     images = {}
@@ -27,13 +28,14 @@ def load(path: str) -> dict[Any, dict[str, Any]]:
         "SELECT id, path, key, tag, prompt, detect_state, detect_code, embed_state, embed_code, format, width_px,"
         " height_px, orientation, truncated FROM images ORDER BY path"
     ):
-        fields = {name: row[name] for name in row.keys() if name != "id"}
+        left_out = {"id"} if with_vectors else {"id", "embed_state", "embed_code"}
+        fields = {name: row[name] for name in row.keys() if name not in left_out}
         regions = database.execute(
-            "SELECT r.label, r.score, r.x0, r.y0, r.x1, r.y1, e.vector FROM regions r"
+            f"SELECT r.label, r.score, r.x0, r.y0, r.x1, r.y1, {'e.vector' if with_vectors else 'NULL'} AS vector FROM regions r"
             " LEFT JOIN embeddings e ON e.region_id = r.id WHERE r.image_id = ?",
             [row["id"]],
         ).fetchall()
-        images[row["path"]] = {"fields": fields, "regions": [dict(region) for region in regions]}
+        images[row["path"], row["key"]] = {"fields": fields, "regions": [dict(region) for region in regions]}
     return images
 
 
@@ -83,8 +85,9 @@ def main() -> None:
     parser.add_argument("--box-px", type=float, default=0.01)
     parser.add_argument("--score", type=float, default=1e-4)
     parser.add_argument("--cosine", type=float, default=0.99999)
+    parser.add_argument("--without-vectors", action="store_true")
     limits = parser.parse_args()
-    a, b = load(limits.a), load(limits.b)
+    a, b = (load(path, not limits.without_vectors) for path in (limits.a, limits.b))
     faults = [f"{path}: only in one of them" for path in a.keys() ^ b.keys()]
     regions = 0
     for path in sorted(a.keys() & b.keys(), key=str):

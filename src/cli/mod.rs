@@ -6,6 +6,8 @@ mod recipes;
 mod retry;
 mod run;
 mod run_args;
+mod select;
+mod self_tests;
 mod settings;
 mod signals;
 mod status;
@@ -51,6 +53,8 @@ enum Verb {
     Status(status::StatusArgs),
     /// Bring failed and quarantined rows back to pending.
     Retry(retry::RetryArgs),
+    /// Apply other thresholds or another selection rule to the stored candidates: no model is run.
+    Select(select::SelectArgs),
 }
 
 /// Runs the verb and says what went wrong. Returns the process's exit code.
@@ -69,6 +73,7 @@ pub(crate) fn main() -> u8 {
         Verb::Run(args) => run::run(args, cli.quiet),
         Verb::Status(args) => status::run(&args),
         Verb::Retry(args) => retry::run(&args),
+        Verb::Select(args) => select::run(&args),
     };
     result.unwrap_or_else(|error| {
         complain(&format!("croprow: {}", with_sources(&error)));

@@ -7,9 +7,10 @@ use croprow::config::{Precision, RunConfig};
 use croprow::db::Db;
 use croprow::db::due::InForce;
 use croprow::db::recipes::StoredRecipe;
+use croprow::db::select::Carried;
 use croprow::error::Error;
 use croprow::model::files::{DigestCache, digest, locate};
-use croprow::recipe::{DetectRecipe, EmbedRecipe};
+use croprow::recipe::{DetectRecipe, EmbedRecipe, Selection};
 use croprow::row::{FileStamp, Stage};
 use serde::Serialize;
 use serde_json::Value;
@@ -24,6 +25,8 @@ const EMBED_ADAPTER_VERSION: u32 = 1;
 pub(crate) struct Recipes {
     detect: Option<Asked>,
     embed: Option<Asked>,
+    /// The parts of `detect`.
+    rule: Option<DetectRecipe>,
 }
 
 struct Asked {
@@ -36,16 +39,20 @@ impl Recipes {
     /// # Errors
     /// A model's files cannot be found or read.
     pub(crate) fn of(config: &RunConfig, db: &mut Db) -> Result<Self, Error> {
+        let mut rule = None;
         let detect = match &config.detect {
             None => None,
-            Some(detect) => Some(Asked::new(&detect.model, detect.precision, db, |model_digest| DetectRecipe {
-                model_digest,
-                adapter_version: DETECT_ADAPTER_VERSION,
-                prompt: detect.prompt.clone(),
-                labels: detect.labels,
-                candidate_floor: detect.candidate_floor,
-                truncated: config.decode.truncated,
-                selection: detect.selection.clone(),
+            Some(detect) => Some(Asked::new(&detect.model, detect.precision, db, |model_digest| {
+                rule.insert(DetectRecipe {
+                    model_digest,
+                    adapter_version: DETECT_ADAPTER_VERSION,
+                    prompt: detect.prompt.clone(),
+                    labels: detect.labels,
+                    candidate_floor: detect.candidate_floor,
+                    truncated: config.decode.truncated,
+                    selection: detect.selection.clone(),
+                })
+                .clone()
             })?),
         };
         let embed = match &config.embed {
@@ -57,7 +64,59 @@ impl Recipes {
                 normalize: embed.normalize,
             })?),
         };
-        Ok(Self { detect, embed })
+        Ok(Self { detect, embed, rule })
+    }
+
+    /// The recipes in force with another rule of selection. No file of a model is looked at.
+    ///
+    /// # Errors
+    /// No detector is in force.
+    pub(crate) fn in_force_with(selection: Selection, db: &Db) -> Result<Self, Error> {
+        let stored = |stage| -> Result<Option<Asked>, Error> {
+            let (Some(body), Some((digest, model))) = (db.recipe_in_force(stage)?, db.model_in_force(stage)?) else {
+                return Ok(None);
+            };
+            Ok(Some(Asked { body, digest, model }))
+        };
+        let mut detect = stored(Stage::Detect)?.ok_or_else(|| {
+            Error::Usage("no detector has run on this database, so there is nothing to select from".into())
+        })?;
+        let mut rule: DetectRecipe = serde_json::from_str(&detect.body).map_err(|_| {
+            Error::Usage(
+                "the detections in force were made by another croprow, which kept no candidates: run once more with --stale redo"
+                    .into(),
+            )
+        })?;
+        rule.selection = selection;
+        detect.body = canonical(&rule)?;
+        Ok(Self { detect: Some(detect), embed: stored(Stage::Embed)?, rule: Some(rule) })
+    }
+
+    /// Stored detect recipes that differ from this one in nothing that the model sees. Without `reselect` also
+    /// not in the rule of selection.
+    pub(crate) fn carried(&self, db: &Db, reselect: bool) -> Result<Carried, Error> {
+        let mut carried = Carried::default();
+        let (Some(asked), Some(rule)) = (&self.detect, &self.rule) else { return Ok(carried) };
+        for (id, body) in db.recipes(Stage::Detect)? {
+            // Recipes of an older program are other recipes.
+            let Ok(stored) = serde_json::from_str::<DetectRecipe>(&body) else { continue };
+            let stored_selection = stored.selection.clone();
+            let same_selection = DetectRecipe { selection: rule.selection.clone(), ..stored };
+            let same_prompt = DetectRecipe { prompt: rule.prompt.clone(), ..same_selection.clone() };
+            if body == asked.body || (!reselect && stored_selection != rule.selection) {
+                continue;
+            } else if same_selection == *rule {
+                carried.any.push(id);
+            } else if same_prompt == *rule {
+                carried.own_prompt.push(id);
+            }
+        }
+        Ok(carried)
+    }
+
+    /// The rule of selection and the floor below which nothing is kept.
+    pub(crate) fn rule(&self) -> Option<&DetectRecipe> {
+        self.rule.as_ref()
     }
 
     /// Their ids, with 0 for one that is new to this database.
@@ -110,14 +169,17 @@ impl Asked {
         // What depends on the device is resolved by the settings: `auto` is no question any more.
         let files = locate(model, precision, false)?;
         let digest = digest(&files, &mut Cache(db))?;
-        let body = serde_json::to_string(&recipe(digest.clone()))
-            .map_err(|e| Error::Usage(format!("a setting cannot be stored: {e}")))?;
+        let body = canonical(&recipe(digest.clone()))?;
         Ok(Self { body, digest, model: files.onnx })
     }
 
     fn stored(&self) -> StoredRecipe<'_> {
         StoredRecipe { body: &self.body, model_digest: &self.digest, model_path: &self.model }
     }
+}
+
+fn canonical<R: Serialize>(recipe: &R) -> Result<String, Error> {
+    serde_json::to_string(recipe).map_err(|e| Error::Usage(format!("a setting cannot be stored: {e}")))
 }
 
 fn differences(key: &str, then: &Value, now: &Value, changed: &mut Vec<String>) {

@@ -8,6 +8,7 @@ use croprow::db::Db;
 use croprow::db::claim::RunId;
 use croprow::db::due::{InForce, Standing, Tally};
 use croprow::db::runs::NewRun;
+use croprow::db::select::Carried;
 use croprow::error::Error;
 use croprow::model::{self, Models};
 use croprow::pipeline::crop_file::prepare_folder;
@@ -21,7 +22,7 @@ use super::run_args::RunArgs;
 use super::settings::Settings;
 use super::status::duration;
 use super::ticker::Ticker;
-use super::{print, say, signals};
+use super::{print, say, select, self_tests, signals};
 
 /// Everything decided before a model is loaded.
 struct Plan {
@@ -29,6 +30,10 @@ struct Plan {
     config: RunConfig,
     recipes: Recipes,
     stale: Stale,
+    /// Finished rows that need no model to belong to these recipes.
+    carried: Carried,
+    /// How many of them are taken over.
+    to_select: u64,
     /// Images that wait for this run.
     waiting: u64,
     /// Settings of the last run.
@@ -40,7 +45,13 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     for (run, images) in db.rescue_dead_runs()? {
         say(&format!("run {} ended without saying so; its {images} rows in flight are pending again", run.0));
     }
-    let plan = Plan::make(&args, &mut db)?;
+    let mut plan = Plan::make(&args, &mut db)?;
+    if plan.to_select > 0 {
+        let began = Instant::now();
+        let done = select::apply(&mut db, &plan.to_remember(), &plan.recipes, &plan.carried)?;
+        say(&select::describe(done, began.elapsed()));
+        plan = Plan::make(&args, &mut db)?;
+    }
     if plan.waiting == 0 {
         plan.remember_idle(&mut db)?;
         return finish_idle(&db, args.json);
@@ -49,16 +60,18 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         prepare_folder(folder)?;
     }
     let runtime = model::library::load(plan.settings.runtime.as_deref(), plan.settings.device, plan.config.threads)?;
-    let loaded = model::load_models(&plan.config, plan.settings.device, &runtime)?;
+    let mut loaded = model::load_models(&plan.config, plan.settings.device, &runtime)?;
     for note in loaded.device.note.iter().chain(&loaded.notes) {
         say(note);
     }
+    check_prompts(&plan, &loaded, &db)?;
+    self_tests::run(&mut loaded, &plan.config, &plan.recipes, &runtime, &mut db)?;
     say(&describe_start(&plan, &loaded));
     let (run_id, in_force) = db.begin_run(&NewRun {
         device: &loaded.device.word,
         device_note: loaded.device.note.as_deref(),
         runtime: &format!("{} {}", runtime.version, runtime.path.display()),
-        settings: &plan.to_remember()?,
+        settings: &plan.to_remember().to_json()?,
         detect: plan.recipes.detect(),
         embed: plan.recipes.embed(),
     })?;
@@ -80,22 +93,29 @@ impl Plan {
         let recipes = Recipes::of(&config, db)?;
         let asked = recipes.look_up(db)?;
         let tally = db.tally()?;
-        let stale = choose_stale(args, &settings, db, &recipes, asked, &tally)?;
+        let carried = recipes.carried(db, true)?;
+        let stale = choose_stale(args, &settings, db, &recipes, asked, &tally, &carried)?;
+        let reselect = match args.stale {
+            Some(said) => Stale::from(said) == Stale::Redo,
+            None => settings.reselect,
+        };
+        let settings = Settings { reselect, ..settings };
+        let carried = recipes.carried(db, reselect)?;
+        let to_select = db.count_carried(&carried)?;
         let waiting =
             tally.iter().filter(|(from, _)| is_pending(from.settled(asked, stale))).map(|(_, n)| n).sum::<u64>();
         let waiting = waiting.min(args.limit.unwrap_or(u64::MAX));
-        Ok(Self { settings, config, recipes, stale, waiting, remembered })
+        Ok(Self { settings, config, recipes, stale, carried, to_select, waiting, remembered })
     }
 
     /// The settings for the next run.
-    fn to_remember(&self) -> Result<String, Error> {
-        serde_json::to_string(&Settings { stale: Some(self.stale), ..self.settings.clone() })
-            .map_err(|e| Error::Usage(format!("a setting cannot be remembered: {e}")))
+    fn to_remember(&self) -> Settings {
+        Settings { stale: Some(self.stale), ..self.settings.clone() }
     }
 
     /// Settings that were given while nothing is pending are settings all the same.
     fn remember_idle(&self, db: &mut Db) -> Result<(), Error> {
-        let settings = self.to_remember()?;
+        let settings = self.to_remember().to_json()?;
         if self.remembered.as_ref() == Some(&settings) {
             return Ok(());
         }
@@ -115,6 +135,21 @@ fn is_pending(standing: Standing) -> bool {
     [standing.detect, standing.embed].contains(&Some(State::Pending))
 }
 
+/// A detector that reads text cannot work on a row that has none: better told before the night than after it.
+fn check_prompts(plan: &Plan, loaded: &Models, db: &Db) -> Result<(), Error> {
+    let prompted = loaded.detector.as_ref().is_some_and(|d| d.takes_prompts());
+    if !prompted || plan.settings.prompt.is_some() {
+        return Ok(());
+    }
+    match db.pending_without_prompt()? {
+        0 => Ok(()),
+        images => Err(Error::Usage(format!(
+            "{images} images that wait for the detector have no prompt: give --prompt \"a cat. a dog.\" for them, or add their own \
+             (croprow add, column prompt)"
+        ))),
+    }
+}
+
 /// Finished rows of another recipe are never mixed silently with new ones: the user says what becomes of them.
 fn choose_stale(
     args: &RunArgs,
@@ -123,8 +158,12 @@ fn choose_stale(
     recipes: &Recipes,
     asked: InForce,
     tally: &Tally,
+    carried: &Carried,
 ) -> Result<Stale, Error> {
-    let stale: u64 = tally.iter().filter(|(s, _)| s.is_stale(asked)).map(|(_, n)| n).sum();
+    let all: u64 = tally.iter().filter(|(s, _)| s.is_stale(asked)).map(|(_, n)| n).sum();
+    // Rows with a prompt of their own do not depend on the run's.
+    let own_prompt = db.count_carried(&Carried { any: Vec::new(), ..carried.clone() })?;
+    let stale = all.saturating_sub(own_prompt);
     if stale == 0 {
         return Ok(settings.stale.unwrap_or(Stale::Keep));
     }
@@ -135,10 +174,15 @@ fn choose_stale(
         _ => {
             let done: u64 =
                 tally.iter().filter(|(s, _)| [s.detect, s.embed].contains(&Some(State::Done))).map(|(_, n)| n).sum();
+            let selected = db.count_carried(&Carried { own_prompt: Vec::new(), ..carried.clone() })?;
+            let cheap = match selected {
+                0 => String::new(),
+                n => format!(" ({n} from their stored candidates, without the model)"),
+            };
             Err(Error::Usage(format!(
                 "{stale} of {done} finished rows were made by another recipe:\n{}\n\
                  say what becomes of them, nothing was changed:\n  \
-                 --stale redo   do them again with the new recipe\n  \
+                 --stale redo   do them again with the new recipe{cheap}\n  \
                  --stale keep   leave them as they are; only new rows get the new recipe",
                 recipes.describe_change(db)?
             )))

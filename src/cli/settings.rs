@@ -71,6 +71,8 @@ pub(crate) struct Settings {
     /// `None`: half of what is free at the start.
     pub(crate) memory_bytes: Option<u64>,
     pub(crate) stale: Option<Stale>,
+    /// Rows that only another selection made are selected again.
+    pub(crate) reselect: bool,
 }
 
 impl Default for Settings {
@@ -101,6 +103,7 @@ impl Default for Settings {
             threads: None,
             memory_bytes: None,
             stale: None,
+            reselect: false,
         }
     }
 }
@@ -139,6 +142,11 @@ impl Settings {
             ..self
         }
         .reselected_by(&args.selection)
+    }
+
+    /// What `runs.settings` will hold.
+    pub(crate) fn to_json(&self) -> Result<String, Error> {
+        serde_json::to_string(self).map_err(|e| Error::Usage(format!("a setting cannot be remembered: {e}")))
     }
 
     /// The same with other rules of selection.

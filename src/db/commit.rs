@@ -232,18 +232,28 @@ fn store_facts(tx: &Transaction<'_>, id: ImageId, facts: &ImageFacts) -> Result<
     Ok(())
 }
 
+/// What replacing did, in regions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Difference {
+    pub(super) new: u64,
+    pub(super) gone: u64,
+    pub(super) kept: u64,
+}
+
 /// Replaces by difference: a region that did not change keeps its id and its vectors.
-fn replace_regions(
+pub(super) fn replace_regions(
     tx: &Transaction<'_>,
     image: ImageId,
     regions: &[Region],
     recipe: Option<RecipeId>,
-) -> Result<(), Error> {
+) -> Result<Difference, Error> {
     let mut old = stored_regions(tx, image)?;
+    let mut difference = Difference::default();
     for region in regions {
         let same = old.iter().position(|(_, o)| o.label == region.label && same_box(o, region));
         let id = match same {
             Some(place) => {
+                difference.kept += 1;
                 let (id, was) = old.swap_remove(place);
                 if was.score != region.score || (region.crop.is_some() && was.crop != region.crop) {
                     tx.prepare_cached("UPDATE regions SET score = ?2, crop = ifnull(?3, crop) WHERE id = ?1")?
@@ -252,6 +262,7 @@ fn replace_regions(
                 id
             }
             None => {
+                difference.new += 1;
                 tx.prepare_cached(
                     "INSERT INTO regions (image_id, label, score, x0, y0, x1, y1, crop) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
                 )?
@@ -273,9 +284,10 @@ fn replace_regions(
         }
     }
     for (id, _) in old {
+        difference.gone += 1;
         tx.prepare_cached("DELETE FROM regions WHERE id = ?1")?.execute([id])?;
     }
-    Ok(())
+    Ok(difference)
 }
 
 fn same_box(a: &Region, b: &Region) -> bool {

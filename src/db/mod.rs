@@ -12,6 +12,7 @@ pub mod progress;
 pub mod recipes;
 pub mod retry;
 pub mod runs;
+pub mod select;
 
 pub use open::Db;
 

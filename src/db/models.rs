@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rusqlite::{OptionalExtension, params};
 
-use super::{Db, path_to_sql};
+use super::{Db, now, path_to_sql};
 use crate::error::Error;
 use crate::row::FileStamp;
 
@@ -22,6 +22,29 @@ impl Db {
                 |r| r.get(0),
             )
             .optional()?)
+    }
+
+    /// What the self-test of a model found, as JSON.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn self_test(&self, digest: &str) -> Result<Option<String>, Error> {
+        let sql = "SELECT self_test FROM models WHERE digest = ?1";
+        Ok(self.conn.query_row(sql, [digest], |r| r.get(0)).optional()?.flatten())
+    }
+
+    /// Keeps what the self-test of a model found.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn remember_self_test(&mut self, digest: &str, path: &Path, json: &str) -> Result<(), Error> {
+        let tx = self.write()?;
+        tx.execute(
+            "INSERT INTO models (digest, path, first_at, self_test) VALUES (?1, ?2, ?3, ?4)
+             ON CONFLICT (digest) DO UPDATE SET self_test = excluded.self_test",
+            params![digest, path_to_sql(path), now(), json],
+        )?;
+        Ok(tx.commit()?)
     }
 
     /// Keeps the SHA-256 of a file.

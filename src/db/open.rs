@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
+use super::path_to_sql;
+use super::runs::first_live_run;
 use crate::error::Error;
 
 /// `PRAGMA application_id` of a croprow database: "crop".
@@ -250,7 +252,34 @@ fn switch_to_wal(conn: &Connection, path: &Path) -> Result<(), Error> {
     }
 }
 
+/// A database that is about to get another schema is kept as it was, beside itself; and nobody may be at work on
+/// it with the older program.
+fn keep_old(conn: &Connection, path: &Path, version: usize) -> Result<(), Error> {
+    if let Some(run) = first_live_run(conn)? {
+        return Err(open_error(
+            path,
+            format!("run {} of an older croprow is at work on it; stop it first, this one changes the schema", run.0),
+        ));
+    }
+    let name = |number: usize| {
+        let mut name = path.to_owned().into_os_string();
+        name.push(format!(".schema{version}{}.bak", if number == 0 { String::new() } else { format!("-{number}") }));
+        PathBuf::from(name)
+    };
+    let Some(backup) = (0..).map(name).find(|p| !p.exists()) else { return Ok(()) };
+    log::warn!("keeping {} as it is in {} before its schema is brought up to date", path.display(), backup.display());
+    conn.execute("VACUUM INTO ?1", [path_to_sql(&backup)]).map_err(|e| {
+        let _ = std::fs::remove_file(&backup);
+        open_error(path, format!("cannot be copied to {} before its schema is changed: {e}", backup.display()))
+    })?;
+    Ok(())
+}
+
 fn migrate(conn: &mut Connection, path: &Path) -> Result<(), Error> {
+    let version = check_ours(conn, path)?;
+    if (1..MIGRATIONS.len()).contains(&version) {
+        keep_old(conn, path, version)?;
+    }
     let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Read again inside the transaction: another process may have migrated meanwhile.
     let version = check_ours(&tx, path)?;

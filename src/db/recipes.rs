@@ -1,11 +1,11 @@
 //! Recipes: storing them, and putting them in force.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::due::{InForce, RecipeId};
-use super::{Db, now, path_to_sql};
+use super::{Db, SqlPath, now, path_to_sql};
 use crate::error::Error;
 use crate::row::Stage;
 
@@ -43,6 +43,27 @@ impl Db {
     pub fn recipe_in_force(&self, stage: Stage) -> Result<Option<String>, Error> {
         let sql = "SELECT body FROM recipes WHERE stage = ?1 AND in_force = 1";
         Ok(self.conn.query_row(sql, [stage.word()], |r| r.get(0)).optional()?)
+    }
+
+    /// All recipes of a stage that were ever in force.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn recipes(&self, stage: Stage) -> Result<Vec<(RecipeId, String)>, Error> {
+        let mut statement = self.conn.prepare("SELECT id, body FROM recipes WHERE stage = ?1 ORDER BY id")?;
+        let rows = statement.query_map([stage.word()], |r| Ok((RecipeId(r.get(0)?), r.get(1)?)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Digest and place of the model of a stage's recipe in force.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn model_in_force(&self, stage: Stage) -> Result<Option<(String, PathBuf)>, Error> {
+        let sql = "SELECT m.digest, m.path FROM recipes r JOIN models m ON m.id = r.model_id
+                   WHERE r.stage = ?1 AND r.in_force = 1";
+        let row = self.conn.query_row(sql, [stage.word()], |r| Ok((r.get(0)?, r.get::<_, SqlPath>(1)?.0)));
+        Ok(row.optional()?)
     }
 
     /// The ids that these recipes have, or 0 for one that was never used here. Writes nothing.

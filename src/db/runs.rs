@@ -256,6 +256,13 @@ impl OpenRun {
     }
 }
 
+/// A run that has not ended and whose process is not known to be gone.
+pub(super) fn first_live_run(conn: &Connection) -> Result<Option<RunId>, Error> {
+    let own = ProcessId::own();
+    let at = now();
+    Ok(open_runs(conn)?.iter().find(|(open, _)| !open.is_dead(&own, at)).map(|(open, _)| open.run))
+}
+
 fn open_runs(conn: &Connection) -> Result<Vec<(OpenRun, InForce)>, Error> {
     let mut statement = conn.prepare(
         "SELECT id, host, boot_id, pid, pid_started, heartbeat_at, detect_recipe_id, embed_recipe_id

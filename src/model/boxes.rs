@@ -3,10 +3,11 @@
 use tokenizers::Decoder as _;
 use tokenizers::decoders::wordpiece::WordPiece;
 
-use crate::candidate::{Candidate, Naming, Vocabulary};
+use crate::candidate::{Candidate, Naming, Vocabulary, unpack};
+use crate::error::Error;
 use crate::geometry::{BoxPx, Size};
-use crate::recipe::{Keep, Nms, Selection};
-use crate::row::Detection;
+use crate::recipe::{Keep, Nms, OnEmpty, Selection};
+use crate::row::{Detection, Region};
 
 /// A box over its threshold, with what tells two classes apart.
 struct Named {
@@ -56,6 +57,19 @@ pub fn select(candidates: &[Candidate], vocabulary: &Vocabulary, rule: &Selectio
     kept.into_iter().map(label).collect()
 }
 
+/// The regions that `rule` makes of packed candidates of an upright image of size `image`.
+///
+/// # Errors
+/// The bytes are no candidates: somebody else wrote them.
+pub fn regions_of(packed: &[u8], vocabulary: &Vocabulary, rule: &Selection, image: Size) -> Result<Vec<Region>, Error> {
+    let candidates = unpack(packed, image).map_err(|why| Error::System(why.to_owned()))?;
+    let selected = select(&candidates, vocabulary, rule, image);
+    if selected.is_empty() && rule.on_empty == OnEmpty::Whole {
+        return Ok(vec![Region::whole(image)]);
+    }
+    Ok(selected.into_iter().map(Region::from).collect())
+}
+
 fn named(candidate: &Candidate, vocabulary: &Vocabulary, rule: &Selection) -> Vec<Named> {
     let above = candidate.scores.iter().filter(|s| s.score > rule.box_threshold);
     let plain =
@@ -97,7 +111,6 @@ mod tests {
 
     use super::*;
     use crate::candidate::LabelScore;
-    use crate::recipe::OnEmpty;
 
     const IMAGE: Size = Size::new(100, 80);
 

@@ -54,8 +54,12 @@ pub(super) struct InputCard {
 pub(super) struct DetectorCard {
     /// Name of the graph's output.
     pub output: Option<String>,
+    /// Which contract the graph follows.
+    pub family: Option<Family>,
     /// How the output is laid out.
     pub layout: Option<Layout>,
+    /// How logits become scores.
+    pub scores: Option<Scores>,
     /// Labels by class index.
     pub labels: Option<Vec<String>>,
 }
@@ -70,6 +74,30 @@ pub(super) struct EmbedderCard {
     pub pooling: Option<Pooling>,
     /// L2 normalisation.
     pub normalize: Option<bool>,
+}
+
+/// Contracts of detectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Family {
+    /// One output of boxes and class scores, as Ultralytics exports it.
+    Yolo,
+    /// `logits` and `pred_boxes` of fixed classes.
+    Detr,
+    /// A sentence of labels in, scores of tokens out.
+    GroundingDino,
+    /// A text per label in, scores of labels out.
+    Owl,
+}
+
+/// How logits of fixed classes become scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Scores {
+    /// All classes and a last one for "no object" share one.
+    Softmax,
+    /// Each class by itself.
+    Sigmoid,
 }
 
 /// Layouts of YOLO outputs; `nc` classes, `n` places. Boxes are in pixels of the input.

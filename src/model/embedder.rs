@@ -79,6 +79,10 @@ impl Embedder for VectorModel {
         self.graph.fixed_batch
     }
 
+    fn take_one_by_one(&mut self) {
+        self.graph.fixed_batch = Some(1);
+    }
+
     fn terminator(&self) -> Terminator {
         self.graph.terminator()
     }

@@ -24,6 +24,9 @@ pub const CONFIG: &str = "config.json";
 /// How Hugging Face cuts text into tokens.
 pub const TOKENIZER: &str = "tokenizer.json";
 
+/// Outputs of the original model, written by the export scripts.
+pub const REFERENCE: &str = "reference.json";
+
 /// Settings beside a graph that decide results. What was only made to check an export with is none.
 const COMPANIONS: [&str; 5] = [CARD, CONFIG, PREPROCESSOR, PROCESSOR, TOKENIZER];
 
@@ -44,6 +47,13 @@ impl ModelFiles {
     /// The companion of that file name.
     pub fn companion(&self, name: &str) -> Option<&Path> {
         self.companions.iter().map(PathBuf::as_path).find(|p| p.file_name().is_some_and(|n| n == name))
+    }
+
+    /// Outputs of the original model, where they lie beside the graph or, in a hub's folder, above it.
+    pub fn reference(&self) -> Option<PathBuf> {
+        let folder = self.onnx.parent()?;
+        let above = folder.parent().filter(|_| folder.file_name().is_some_and(|n| n == ONNX_FOLDER));
+        [Some(folder), above].into_iter().flatten().map(|f| f.join(REFERENCE)).find(|p| p.is_file())
     }
 
     /// All files that decide results: the graph, then the others by path.

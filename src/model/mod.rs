@@ -3,6 +3,8 @@
 
 pub mod boxes;
 mod card;
+pub mod detector;
+mod detr;
 pub mod device;
 mod digest;
 mod elf;
@@ -10,17 +12,23 @@ pub mod embedder;
 mod failure;
 pub mod files;
 mod folder;
+mod grounding_dino;
 mod hub;
 mod input;
 mod labels;
 mod layout;
 pub mod library;
 mod onnx_file;
+mod owl;
 mod port;
 mod preprocessor;
+mod prompt;
+pub mod self_test;
 mod session;
+mod text;
+mod transformer;
 mod weights;
-pub mod yolo;
+mod yolo;
 
 use std::sync::Arc;
 
@@ -46,6 +54,9 @@ pub trait Detector: Send {
     /// Images per call that the graph demands; `None` where any number will do. Fewer are filled with blank
     /// images inside the call, more are refused.
     fn fixed_batch(&self) -> Option<usize>;
+
+    /// From now on the graph is given one image at a time, whatever it would take.
+    fn take_one_by_one(&mut self);
 
     /// Ends the call in flight, from any thread.
     fn terminator(&self) -> Terminator;
@@ -95,6 +106,9 @@ pub trait Embedder: Send {
     /// images inside the call, more are refused.
     fn fixed_batch(&self) -> Option<usize>;
 
+    /// From now on the graph is given one image at a time, whatever it would take.
+    fn take_one_by_one(&mut self);
+
     /// Ends the call in flight, from any thread.
     fn terminator(&self) -> Terminator;
 
@@ -118,6 +132,38 @@ pub struct Models {
     pub notes: Vec<String>,
 }
 
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelKind {
+    /// The detector.
+    Detector,
+    /// The embedder.
+    Embedder,
+}
+
+impl Models {
+    /// Tests the model of that kind, which was loaded from `files`.
+    ///
+    /// # Errors
+    /// It cannot be trusted; see [`self_test`].
+    pub fn self_test(&mut self, kind: ModelKind, files: &files::ModelFiles) -> Result<self_test::Verdict, Error> {
+        match (kind, &mut self.detector, &mut self.embedder) {
+            (ModelKind::Detector, Some(detector), _) => self_test::detector(detector.as_mut(), files),
+            (ModelKind::Embedder, _, Some(embedder)) => self_test::embedder(embedder.as_mut(), files),
+            _ => Ok(self_test::Verdict::default()),
+        }
+    }
+
+    /// From now on the model of that kind is given one image at a time.
+    pub fn take_one_by_one(&mut self, kind: ModelKind) {
+        match (kind, &mut self.detector, &mut self.embedder) {
+            (ModelKind::Detector, Some(detector), _) => detector.take_one_by_one(),
+            (ModelKind::Embedder, _, Some(embedder)) => embedder.take_one_by_one(),
+            _ => {}
+        }
+    }
+}
+
 /// Loads the models of a run onto the device of `runtime` that `device` asks for, and calls each with blank
 /// images: what is broken fails here, before a row is touched.
 ///
@@ -127,12 +173,9 @@ pub fn load_models(config: &RunConfig, device: Device, runtime: &Runtime) -> Res
     let mut models =
         Models { detector: None, embedder: None, device: device::choose(runtime, device)?, notes: Vec::new() };
     if let Some(detect) = &config.detect {
-        let (detector, note) = yolo::Yolo::load(
-            &files::locate(&detect.model, detect.precision, models.device.is_cuda())?,
-            runtime,
-            &models.device,
-        )?;
-        models.detector = Some(Box::new(detector));
+        let files = files::locate(&detect.model, detect.precision, models.device.is_cuda())?;
+        let (detector, note) = detector::load(&files, detect, runtime, &models.device)?;
+        models.detector = Some(detector);
         models.notes.extend(note);
     }
     if let Some(embed) = &config.embed {

@@ -5,10 +5,7 @@ use std::sync::Arc;
 use ndarray::{Array4, Ix2};
 
 use super::card::{Card, Layout};
-use super::device::EffectiveDevice;
-use super::files::ModelFiles;
 use super::input::Draft;
-use super::library::Runtime;
 use super::session::{Graph, nothing_more};
 use super::{Asked, Detector, Found, ModelError, Terminator, labels};
 use crate::candidate::{Naming, Vocabulary};
@@ -17,14 +14,11 @@ use crate::geometry::Size;
 use crate::recipe::{Filter, Fit, ImageInput};
 use crate::row::{RowCode, RowError};
 
-/// Goes into the recipe; raised when the same graph and image give other detections than before.
-pub const ADAPTER_VERSION: u32 = 1;
-
 /// Grey of Ultralytics' `LetterBox`.
 const LETTERBOX_FILL: u8 = 114;
 
 /// A YOLO that is loaded.
-pub struct Yolo {
+pub(super) struct Yolo {
     graph: Graph,
     input: ImageInput,
     vocabulary: Arc<Vocabulary>,
@@ -33,25 +27,19 @@ pub struct Yolo {
 }
 
 impl Yolo {
-    /// Loads the detector and calls it with blank images. The second value is a line for the user, where there
-    /// is something to say.
+    /// Takes the graph and calls it with blank images. The second value is a line for the user, where there is
+    /// something to say.
     ///
     /// # Errors
     /// The graph or what lies beside it cannot be used; the message names the file, what was found and what
     /// helps.
-    pub fn load(
-        files: &ModelFiles,
-        runtime: &Runtime,
-        device: &EffectiveDevice,
-    ) -> Result<(Self, Option<String>), Error> {
-        let card = Card::read(files)?;
-        let mut graph = Graph::open(&files.onnx, runtime, device, card.input.name.as_deref())?;
+    pub(super) fn load(mut graph: Graph, card: &Card) -> Result<(Self, Option<String>), Error> {
         check_task(&graph)?;
-        let labels = labels_of(&graph, &card)?;
-        let input = input_of(&graph, &card)?;
+        let labels = labels_of(&graph, card)?;
+        let input = input_of(&graph, card)?;
         graph.try_blank(input.size, &nothing_more)?;
-        let output = output_of(&graph, &card)?;
-        let layout = layout_of(&graph, output, labels.len(), &card)?;
+        let output = output_of(&graph, card)?;
+        let layout = layout_of(&graph, output, labels.len(), card)?;
         let note = graph.settle_batch(input.size, output, &nothing_more)?;
         let vocabulary = Arc::new(Vocabulary { naming: Naming::Best, labels });
         Ok((Self { graph, input, vocabulary, layout, output }, note))
@@ -69,6 +57,10 @@ impl Detector for Yolo {
 
     fn fixed_batch(&self) -> Option<usize> {
         self.graph.fixed_batch
+    }
+
+    fn take_one_by_one(&mut self) {
+        self.graph.fixed_batch = Some(1);
     }
 
     fn terminator(&self) -> Terminator {

@@ -10,13 +10,13 @@ use super::crop_file::write_crop;
 use super::message::{EmbedBatch, Found, Located, Opened, Picture, Piece, Slot, finished};
 use super::progress::Place;
 use super::{Job, Shapes};
-use crate::candidate::{Candidate, Kept, Vocabulary, unpack};
+use crate::candidate::{Candidate, Kept};
 use crate::error::Error;
 use crate::geometry::{BoxPx, Placement, Size};
 use crate::model;
-use crate::model::boxes::select;
+use crate::model::boxes::regions_of;
 use crate::pixels::tensor;
-use crate::recipe::{ImageInput, OnEmpty, Selection};
+use crate::recipe::{ImageInput, Selection};
 use crate::row::{Finished, ImageId, Outcome, Raw, Region};
 
 /// Where crops go.
@@ -144,22 +144,4 @@ fn to_regions(
     let kept = Kept::of(in_image, vocabulary.naming, upright);
     let regions = regions_of(&kept.packed, &vocabulary, rule, upright)?;
     Ok((Raw { kept, vocabulary }, regions))
-}
-
-/// The regions that `rule` makes of stored candidates.
-///
-/// # Errors
-/// The bytes are no candidates: somebody else wrote them.
-pub fn regions_of(
-    packed: &[u8],
-    vocabulary: &Vocabulary,
-    rule: &Selection,
-    upright: Size,
-) -> Result<Vec<Region>, Error> {
-    let candidates = unpack(packed, upright).map_err(|why| Error::Model(why.to_owned()))?;
-    let selected = select(&candidates, vocabulary, rule, upright);
-    if selected.is_empty() && rule.on_empty == OnEmpty::Whole {
-        return Ok(vec![Region::whole(upright)]);
-    }
-    Ok(selected.into_iter().map(Region::from).collect())
 }

@@ -144,7 +144,7 @@ mod tests {
 
     fn region(x0: f32) -> Region {
         let bbox = BoxPx { x0, y0: 0.0, x1: 8.0, y1: 8.0 };
-        Region { bbox, label: Some("../../etc".into()), score: Some(0.5), crop: None, vector: None }
+        Region { bbox, label: Some("../../etc".into()), score: Some(0.5), crop: None, vector: None, embedded: false }
     }
 
     #[test]

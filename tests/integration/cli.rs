@@ -125,7 +125,10 @@ fn other_settings_are_never_mixed_silently() {
     let before = dump(Path::new(&db));
     let said = expect(&call(&["run", &db, "--box-threshold", "0.7"]), 1);
     assert!(
-        said.contains("6 of 6 finished rows") && said.contains("--stale redo") && said.contains("--stale keep"),
+        said.contains("6 of 6 finished rows")
+            && said.contains("(6 from their stored candidates, without the model)")
+            && said.contains("--stale redo")
+            && said.contains("--stale keep"),
         "{said}"
     );
     assert!(said.contains("selection.box_threshold was 0.3"), "{said}");
@@ -134,6 +137,8 @@ fn other_settings_are_never_mixed_silently() {
     expect(&call(&["run", &db, "--box-threshold", "0.7", "--stale", "keep"]), 0);
     assert_eq!(dump(Path::new(&db)), before);
     let said = expect(&call(&["run", &db, "--box-threshold", "0.7", "--stale", "redo"]), 0);
+    assert!(said.contains("6 images selected again") && said.contains("without a model"), "{said}");
+    let said = expect(&run(&db, &["--truncated", "use", "--stale", "redo"]), 0);
     assert!(said.contains("6 done"), "{said}");
     // The question is answered now: no flags, no question.
     expect(&call(&["run", &db]), 0);

@@ -40,11 +40,11 @@ fn begin(db: &mut Db) -> Tokens {
 
 fn region(x0: f32, vector: Option<Vec<f32>>) -> Region {
     let bbox = BoxPx { x0, y0: 0.0, x1: x0 + 10.0, y1: 10.0 };
-    Region { bbox, label: Some("cat".into()), score: Some(0.5), crop: None, vector }
+    Region { bbox, label: Some("cat".into()), score: Some(0.5), crop: None, vector, embedded: false }
 }
 
 fn done(claim: &Claim, regions: Vec<Region>, embed: Option<Result<(), RowError>>) -> Finished {
-    let outcome = Outcome::Done { regions, embed };
+    let outcome = Outcome::Done { raw: None, regions, embed };
     Finished { id: claim.id, token: claim.token, stage: claim.stage, facts: None, stamp: None, outcome }
 }
 
@@ -74,6 +74,50 @@ fn pages_come_in_order_and_no_row_comes_twice() {
     assert!(db.claim_page(&mut tokens, Stage::Detect, 0, 10).unwrap().is_empty());
     assert_eq!(number(&path, "SELECT sum(detect_attempts) FROM images"), 25, "attempts are counted with the claim");
     assert_sound(&path);
+}
+
+/// A database of the first schema, with one image and perhaps a run that lives.
+fn of_the_first_schema(path: &Path, pid: Option<u32>) {
+    let conn = rusqlite::Connection::open(path).unwrap();
+    conn.execute_batch(include_str!("../../migrations/0001_initial.sql")).unwrap();
+    conn.execute_batch(
+        "PRAGMA application_id = 1668444016; PRAGMA user_version = 1; INSERT INTO images (path) VALUES ('/a.jpg')",
+    )
+    .unwrap();
+    if let Some(pid) = pid {
+        let own = croprow::db::runs::ProcessId::own();
+        conn.execute(
+            "INSERT INTO runs (host, boot_id, pid, pid_started, version, device, runtime, settings, started_at, heartbeat_at)
+             VALUES (?1, ?2, ?3, ?4, '0', 'cpu', '', '{}', 0, unixepoch())",
+            rusqlite::params![own.host, own.boot_id, pid, own.started],
+        )
+        .unwrap();
+    }
+}
+
+#[test]
+fn an_older_database_is_kept_beside_itself_and_brought_up_to_date() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("old.db");
+    of_the_first_schema(&path, None);
+    drop(Db::open(&path).unwrap());
+    assert_eq!(number(&path, "SELECT count(*) FROM images"), 1);
+    assert_eq!(number(&path, "SELECT count(*) FROM candidates"), 0);
+    let kept = folder.path().join("old.db.schema1.bak");
+    assert_eq!(number(&kept, "SELECT count(*) FROM images"), 1);
+    assert_eq!(number(&kept, "PRAGMA user_version"), 1);
+    drop(Db::open(&path).unwrap());
+    assert!(!folder.path().join("old.db.schema1-1.bak").exists(), "kept once");
+}
+
+#[test]
+fn a_database_that_an_older_worker_is_busy_with_is_not_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("old.db");
+    of_the_first_schema(&path, Some(std::process::id()));
+    let text = Db::open(&path).unwrap_err().to_string();
+    assert!(text.contains("run 1 of an older croprow is at work"), "{text}");
+    assert_eq!(number(&path, "PRAGMA user_version"), 1);
 }
 
 #[test]

@@ -7,8 +7,10 @@ mod support;
 
 mod cli;
 mod database;
+mod golden;
 mod input;
 mod models;
 mod parity;
 mod pipeline;
 mod pixels;
+mod select;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use croprow::config::{DecodeConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, RunConfig};
+use croprow::config::{DecodeConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision, RunConfig};
 use croprow::geometry::BoxPx;
 use croprow::model::{library, load_models};
 use croprow::pixels::{decode, header, tensor};
@@ -158,7 +158,7 @@ fn crops_give_the_same_vectors_as_the_python_reference() {
     let decode = DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail };
     let config = RunConfig {
         detect: None,
-        embed: Some(EmbedConfig { model, crop_fit: None, normalize: None }),
+        embed: Some(EmbedConfig { model, precision: Precision::Auto, crop_fit: None, normalize: None }),
         decode,
         crops: None,
         limit: None,

@@ -4,19 +4,20 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use croprow::config::{DecodeConfig, DetectConfig, EmbedConfig, MAX_PIXELS_DEFAULT, RunConfig, Stale};
+use croprow::candidate::{Candidate, Naming, Vocabulary};
+use croprow::config::{DecodeConfig, DetectConfig, EmbedConfig, MAX_PIXELS_DEFAULT, Precision, RunConfig, Stale};
 use croprow::db::Db;
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::runs::NewRun;
 use croprow::error::Error;
 use croprow::geometry::{BoxPx, Size};
 use croprow::model::device::EffectiveDevice;
-use croprow::model::{Detector, Embedder, ModelError, Models, Terminator};
+use croprow::model::{Asked, Detector, Embedder, Found, ModelError, Models, Terminator};
 use croprow::pipeline::progress::Progress;
 use croprow::pipeline::stop::Stop;
 use croprow::pipeline::{self, Job, Summary};
-use croprow::recipe::{Filter, Fit, ImageInput, Keep, OnEmpty, Selection, Truncated};
-use croprow::row::{Detection, NewRow, RowCode, RowError};
+use croprow::recipe::{Filter, Fit, ImageInput, Keep, Labels, Nms, OnEmpty, Selection, Truncated};
+use croprow::row::{NewRow, RowCode, RowError};
 use ndarray::{Array4, ArrayView3, Axis};
 
 /// How the fakes behave.
@@ -64,28 +65,37 @@ impl Detector for FakeDetector {
         &self.0
     }
 
-    fn labels(&self) -> Arc<[String]> {
-        Arc::from(["cat".to_owned(), "dog".to_owned()])
+    fn takes_prompts(&self) -> bool {
+        false
     }
 
     fn fixed_batch(&self) -> Option<usize> {
         None
     }
 
+    fn take_one_by_one(&mut self) {}
+
     fn terminator(&self) -> Terminator {
         Terminator::default()
     }
 
-    fn detect(&mut self, batch: &Array4<f32>, floor: f32) -> Result<Vec<Result<Vec<Detection>, RowError>>, ModelError> {
+    fn detect(
+        &mut self,
+        batch: &Array4<f32>,
+        _: &[Asked<'_>],
+        floor: f32,
+    ) -> Result<Vec<Result<Found, RowError>>, ModelError> {
         self.1.check(batch)?;
+        let labels = vec!["cat".to_owned(), "dog".to_owned()];
+        let vocabulary = Arc::new(Vocabulary { naming: Naming::Best, labels });
         let one = |image: ArrayView3<'_, f32>| {
             let seed = fingerprint(image);
-            let boxes = (0..seed % 4).map(|i| Detection {
-                bbox: BoxPx::from_center(6.0 + 7.0 * i as f32, 16.0, 5.0 + (seed % 3) as f32, 8.0),
-                class_index: ((seed >> i) % 2) as usize,
-                score: 0.4 + 0.1 * i as f32,
+            let boxes = (0..seed % 4).map(|i| {
+                let bbox = BoxPx::from_center(6.0 + 7.0 * i as f32, 16.0, 5.0 + 2.0 * (seed % 3) as f32, 8.0);
+                Candidate::single(bbox, ((seed >> i) % 2) as usize, 0.4 + 0.1 * i as f32)
             });
-            Ok(boxes.filter(|d| d.score > floor).collect())
+            let candidates = boxes.filter(|c| c.best() > floor).collect();
+            Ok(Found { candidates, vocabulary: Arc::clone(&vocabulary) })
         };
         Ok(batch.axis_iter(Axis(0)).map(one).collect())
     }
@@ -104,6 +114,8 @@ impl Embedder for FakeEmbedder {
         None
     }
 
+    fn take_one_by_one(&mut self) {}
+
     fn terminator(&self) -> Terminator {
         Terminator::default()
     }
@@ -121,6 +133,32 @@ impl Embedder for FakeEmbedder {
     }
 }
 
+/// A detector's settings with this selection.
+pub fn detect_config(selection: Selection) -> DetectConfig {
+    DetectConfig {
+        model: "model".into(),
+        precision: Precision::Auto,
+        prompt: None,
+        labels: Labels::Spans,
+        candidate_floor: 0.05,
+        selection,
+    }
+}
+
+/// Everything above `box_threshold`, as `run` selects it where nothing else is said.
+pub fn selection(box_threshold: f32) -> Selection {
+    Selection {
+        box_threshold,
+        text_threshold: 0.25,
+        nms_iou: 0.45,
+        nms: Nms::Label,
+        min_box_px: 1.0,
+        margin: 0.0,
+        keep: Keep::All,
+        on_empty: OnEmpty::Skip,
+    }
+}
+
 /// What to run.
 #[derive(Clone)]
 pub struct Setup {
@@ -128,6 +166,7 @@ pub struct Setup {
     pub embedder: Option<&'static str>,
     pub stale: Stale,
     pub behaviour: Behaviour,
+    pub selection: Selection,
     pub config: RunConfig,
 }
 
@@ -138,6 +177,7 @@ impl Default for Setup {
             embedder: Some("fake-embedder-1"),
             stale: Stale::Keep,
             behaviour: Behaviour::default(),
+            selection: selection(0.3),
             config: RunConfig {
                 detect: None,
                 embed: None,
@@ -166,9 +206,14 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
     let new = NewRun { device: "cpu", device_note: None, runtime: "fake", settings: "{}", detect, embed };
     let (run, in_force) = db.begin_run(&new)?;
     let mut config = setup.config.clone();
-    let selection = Selection { box_threshold: 0.3, nms_iou: 0.45, keep: Keep::All, on_empty: OnEmpty::Skip };
-    config.detect = setup.detector.map(|name| DetectConfig { model: name.into(), selection });
-    config.embed = setup.embedder.map(|name| EmbedConfig { model: name.into(), crop_fit: None, normalize: None });
+    config.detect =
+        setup.detector.map(|name| DetectConfig { model: name.into(), ..detect_config(setup.selection.clone()) });
+    config.embed = setup.embedder.map(|name| EmbedConfig {
+        model: name.into(),
+        precision: Precision::Auto,
+        crop_fit: None,
+        normalize: None,
+    });
     let models = Models {
         detector: setup.detector.map(|_| -> Box<dyn Detector> {
             Box::new(FakeDetector(input(32, Fit::Pad { fill: 114 }), setup.behaviour.clone()))

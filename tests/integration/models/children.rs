@@ -98,11 +98,14 @@ fn child_counts_threads() {
     let before = threads();
     let runtime = library::load(None, Device::Cpu, 4).unwrap();
     let loaded = threads();
-    let cpu = EffectiveDevice::cpu(None);
-    let open = |name: &str| Yolo::load(&locate(&root(".demo/models").join(name)).unwrap(), &runtime, &cpu).unwrap().0;
+    let (cpu, config) = (EffectiveDevice::cpu(None), detect_config(selection(0.3)));
+    let open = |name: &str| {
+        let files = locate(&root(".demo/models").join(name), Precision::Auto, false).unwrap();
+        detector::load(&files, &config, &runtime, &cpu).unwrap().0
+    };
     let mut detectors = [open("yolov3-tiny"), open("yolov3-tiny-v5")];
     for detector in &mut detectors {
-        detector.detect(&Array4::zeros((2, 3, 416, 416)), 0.3).unwrap();
+        detections(detector.as_mut(), &Array4::zeros((2, 3, 416, 416)), 0.3);
     }
     println!("THREADS: {} {}", loaded - before, threads() - loaded);
 }
@@ -121,7 +124,7 @@ fn child_fails_loudly_inside_the_runtime() {
         return;
     }
     let (mut detector, _) = yolo(&tiny("yolo-v8-tiny")).unwrap();
-    let error = detector.detect(&Array4::zeros((1, 3, 8, 8)), 0.3).unwrap_err();
+    let error = detector.detect(&Array4::zeros((1, 3, 8, 8)), &[], 0.3).unwrap_err();
     println!("FAILED: {error}");
     assert!(embedder(folder_with(b"not a graph").path()).is_err());
 }

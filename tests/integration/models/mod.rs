@@ -16,19 +16,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use croprow::config::{Device, EmbedConfig};
+use croprow::config::{Device, EmbedConfig, Precision};
 use croprow::geometry::{BoxPx, Size};
 use croprow::model::boxes::select;
 use croprow::model::device::{self, EffectiveDevice};
 use croprow::model::embedder::VectorModel;
 use croprow::model::files::{NoCache, digest, locate};
 use croprow::model::library::{self, Runtime};
-use croprow::model::yolo::Yolo;
-use croprow::model::{Detector, Embedder, ModelError};
-use croprow::recipe::{CropFit, Filter, Fit, Keep, OnEmpty, Selection};
-use croprow::row::{Detection, RowCode};
+use croprow::model::{Asked, Detector, Embedder, Found, ModelError, detector};
+use croprow::recipe::{CropFit, Filter, Fit, Selection};
+use croprow::row::{Detection, RowCode, RowError};
 use ndarray::{Array4, Axis, concatenate, s};
 use serde_json::Value;
+
+use crate::support::fake::{detect_config, selection};
 
 /// The reference is rounded to six digits; the rest is the order of additions.
 const NUMBERS_AGREE: f32 = 1e-5;
@@ -51,9 +52,21 @@ fn runtime() -> Runtime {
     library::load(None, Device::Cpu, 2).unwrap_or_else(|e| panic!("run scripts/test.sh ({e})"))
 }
 
-fn yolo(model: &Path) -> Result<(Yolo, Option<String>), String> {
-    let files = locate(model).map_err(|e| e.to_string())?;
-    Yolo::load(&files, &runtime(), &EffectiveDevice::cpu(None)).map_err(|e| e.to_string())
+fn yolo(model: &Path) -> Result<(Box<dyn Detector>, Option<String>), String> {
+    let files = locate(model, Precision::Auto, false).map_err(|e| e.to_string())?;
+    let config = detect_config(selection(0.3));
+    detector::load(&files, &config, &runtime(), &EffectiveDevice::cpu(None)).map_err(|e| e.to_string())
+}
+
+/// What a detector of classes says of each image of `batch`.
+fn detections(detector: &mut dyn Detector, batch: &Array4<f32>, floor: f32) -> Vec<Result<Found, RowError>> {
+    let (images, _, height, width) = batch.dim();
+    let asked = vec![Asked { prompt: None, valid: Size::new(width as u32, height as u32) }; images];
+    detector.detect(batch, &asked, floor).unwrap()
+}
+
+fn only(mut found: Vec<Result<Found, RowError>>) -> Found {
+    found.remove(0).unwrap()
 }
 
 fn embedder_as(
@@ -61,8 +74,8 @@ fn embedder_as(
     crop_fit: Option<CropFit>,
     normalize: Option<bool>,
 ) -> Result<(VectorModel, Option<String>), String> {
-    let files = locate(model).map_err(|e| e.to_string())?;
-    let config = EmbedConfig { model: model.to_path_buf(), crop_fit, normalize };
+    let files = locate(model, Precision::Auto, false).map_err(|e| e.to_string())?;
+    let config = EmbedConfig { model: model.to_path_buf(), precision: Precision::Auto, crop_fit, normalize };
     VectorModel::load(&files, &config, &runtime(), &EffectiveDevice::cpu(None)).map_err(|e| e.to_string())
 }
 
@@ -118,7 +131,8 @@ fn assert_detections(found: &[Detection], expected: &Value, what: &str) {
     let expected = expected.as_array().unwrap();
     assert_eq!(found.len(), expected.len(), "{what}: {found:?}");
     for (found, expected) in found.iter().zip(expected) {
-        assert_eq!(found.class_index as u64, expected["class_index"].as_u64().unwrap(), "{what}");
+        let index = expected["class_index"].as_u64().unwrap() as usize;
+        assert_eq!(found.label, ["red", "green"][index], "{what}");
         assert!(close(&[found.score], &floats(&Value::Array(vec![expected["score"].clone()]))), "{what}: {found:?}");
         let sides_expected: [f32; 4] = floats(&expected["box"]).try_into().unwrap();
         let [x0, y0, x1, y1] = sides_expected;
@@ -129,18 +143,20 @@ fn assert_detections(found: &[Detection], expected: &Value, what: &str) {
 
 #[test]
 fn yolo_graphs_of_every_layout_agree_with_the_python_reference() {
-    let rule = Selection { box_threshold: 0.3, nms_iou: 0.45, keep: Keep::All, on_empty: OnEmpty::Skip };
     let frame = Size::new(TINY_SIDE as u32, TINY_SIDE as u32);
     for model in ["yolo-v8-tiny", "yolo-v5-tiny", "yolo-fixed-batch1-tiny", "yolo-end2end-tiny"] {
         let (mut detector, _) = yolo(&tiny(model)).unwrap();
-        assert_eq!(detector.labels().as_ref(), ["red", "green"]);
         assert_eq!(detector.input().size, frame);
+        assert!(!detector.takes_prompts());
         assert_eq!(detector.input().fit, Fit::Pad { fill: 114 });
         for (name, expected) in reference(model) {
             let Some(batch) = image(&name) else { continue };
-            let found = detector.detect(&batch, 0.3).unwrap().remove(0).unwrap();
+            let found = only(detections(detector.as_mut(), &batch, 0.3));
+            assert_eq!(found.vocabulary.labels, ["red", "green"]);
             // The reference suppresses nothing where the graph does it itself.
-            let found = if model == "yolo-end2end-tiny" { found } else { select(&found, &rule, frame, 1.0) };
+            let nms_iou = if model == "yolo-end2end-tiny" { 1.0 } else { 0.45 };
+            let rule = Selection { nms_iou, ..selection(0.3) };
+            let found = select(&found.candidates, &found.vocabulary, &rule, frame);
             assert_detections(&found, &expected["detections"], &format!("{model}, {name}"));
         }
     }
@@ -152,9 +168,9 @@ fn an_image_in_a_batch_gives_what_it_gives_alone() {
     let (mut detector, note) = yolo(&tiny("yolo-v8-tiny")).unwrap();
     assert_eq!((detector.fixed_batch(), note), (None, None));
     let (mut vectors, _) = embedder(&root(".demo/models/efficientnet-lite0")).unwrap();
-    let together = detector.detect(&one_batch(&names), 0.05).unwrap();
+    let together = detections(detector.as_mut(), &one_batch(&names), 0.05);
     for (name, found) in names.iter().zip(together) {
-        assert_eq!(found.unwrap(), detector.detect(&image(name).unwrap(), 0.05).unwrap().remove(0).unwrap());
+        assert_eq!(found.unwrap(), only(detections(detector.as_mut(), &image(name).unwrap(), 0.05)));
     }
     let batch =
         Array4::from_shape_fn((3, 3, 224, 224), |(i, c, y, x)| ((i * 7 + c * 5 + y * 3 + x) % 11) as f32 / 11.0);
@@ -173,17 +189,18 @@ fn cosine(a: &[f32], b: &[f32]) -> f32 {
 #[test]
 fn nan_fails_its_image_and_no_other() {
     let (mut detector, _) = yolo(&tiny("yolo-nan-tiny")).unwrap();
-    let outcome = detector.detect(&one_batch(&["red", "black", "white"]), 0.3).unwrap();
+    let outcome = detections(detector.as_mut(), &one_batch(&["red", "black", "white"]), 0.3);
     assert_eq!(outcome[1].as_ref().unwrap_err().code, RowCode::NanOutput);
-    assert!(!outcome[0].as_ref().unwrap().is_empty() && !outcome[2].as_ref().unwrap().is_empty());
+    assert!([0, 2].iter().all(|i| !outcome[*i].as_ref().unwrap().candidates.is_empty()));
 }
 
 #[test]
 fn a_graph_of_one_image_takes_none_one_and_not_two() {
     let (mut detector, _) = yolo(&tiny("yolo-fixed-batch1-tiny")).unwrap();
     assert_eq!(detector.fixed_batch(), Some(1));
-    assert!(detector.detect(&Array4::zeros((0, 3, TINY_SIDE, TINY_SIDE)), 0.3).unwrap().is_empty());
-    assert!(matches!(detector.detect(&one_batch(&["red", "white"]), 0.3), Err(ModelError::Failed(_))));
+    assert!(detections(detector.as_mut(), &Array4::zeros((0, 3, TINY_SIDE, TINY_SIDE)), 0.3).is_empty());
+    let two = detector.detect(&one_batch(&["red", "white"]), &[], 0.3);
+    assert!(matches!(two, Err(ModelError::Failed(_))));
 }
 
 #[test]
@@ -250,19 +267,19 @@ fn a_trained_detector_finds_the_people_and_the_bus_in_both_layouts() {
     let (batch, scale, offset) = letterboxed(&root(".demo/photos/bus.jpg"), 416);
     let found = ["yolov3-tiny", "yolov3-tiny-v5"].map(|name| {
         let (mut detector, note) = yolo(&root(".demo/models").join(name)).unwrap();
-        assert_eq!((detector.labels().len(), note), (80, None));
-        detector.detect(&batch, 0.05).unwrap().remove(0).unwrap()
+        assert_eq!(note, None);
+        only(detections(detector.as_mut(), &batch, 0.05))
     });
-    assert_eq!(found[0].len(), found[1].len());
-    for (a, b) in found[0].iter().zip(&found[1]) {
-        assert_eq!(a.class_index, b.class_index);
+    assert_eq!(found[0].vocabulary.labels.len(), 80);
+    assert_eq!(found[0].candidates.len(), found[1].candidates.len());
+    for (a, b) in found[0].candidates.iter().zip(&found[1].candidates) {
+        assert_eq!(a.scores[0].label, b.scores[0].label);
         // Objectness times class is rounded in the graph or here.
-        assert!((a.score - b.score).abs() < 1e-5 && a.bbox.iou(b.bbox) > 0.9999, "{a:?} {b:?}");
+        assert!((a.best() - b.best()).abs() < 1e-5 && a.bbox.iou(b.bbox) > 0.9999, "{a:?} {b:?}");
     }
-    let rule = Selection { box_threshold: 0.3, nms_iou: 0.45, keep: Keep::All, on_empty: OnEmpty::Skip };
-    let kept = select(&found[0], &rule, Size::new(416, 416), 1.0);
-    let classes: Vec<usize> = kept.iter().map(|d| d.class_index).collect();
-    assert_eq!(classes, [0, 0, 5, 0]);
+    let kept = select(&found[0].candidates, &found[0].vocabulary, &selection(0.3), Size::new(416, 416));
+    let labels: Vec<&str> = kept.iter().map(|d| d.label.as_str()).collect();
+    assert_eq!(labels, ["person", "person", "bus", "person"]);
     let best = sides(kept[0].bbox);
     let photo: Vec<f32> = best.iter().zip([0, 1, 0, 1]).map(|(v, axis)| (v - offset[axis] as f32) / scale).collect();
     for (found, expected) in photo.iter().zip([46.0, 407.0, 210.0, 891.0]) {
@@ -274,12 +291,13 @@ fn a_trained_detector_finds_the_people_and_the_bus_in_both_layouts() {
 fn a_terminated_session_answers_terminated() {
     let (mut detector, _) = yolo(&tiny("yolo-v8-tiny")).unwrap();
     detector.terminator().terminate();
-    assert!(matches!(detector.detect(&one_batch(&["red"]), 0.3), Err(ModelError::Terminated)));
+    let ended = detector.detect(&one_batch(&["red"]), &[], 0.3);
+    assert!(matches!(ended, Err(ModelError::Terminated)));
 }
 
 #[test]
 fn the_demo_models_have_digests() {
-    let files = locate(&root(".demo/models/efficientnet-lite0")).unwrap();
+    let files = locate(&root(".demo/models/efficientnet-lite0"), Precision::Auto, false).unwrap();
     assert_eq!(files.companions.len(), 1);
     assert_eq!(digest(&files, &mut NoCache).unwrap().len(), 64);
 }

@@ -77,12 +77,19 @@ fn sides_of_one_pixel_are_decoded_and_resized() {
         for bytes in [png(&dynamic, Some(&exif(6))), jpeg(&image), tiff(&image, 8)] {
             let read = open(&folder.write("thin", &bytes), &CONFIG).unwrap();
             let upright = read.facts.upright;
-            for fit in [Fit::Squash, Fit::Pad { fill: 114 }, Fit::Center { resize_shortest_px: 32 }] {
+            for fit in [
+                Fit::Squash,
+                Fit::Pad { fill: 114 },
+                Fit::Center { resize_shortest_px: 32 },
+                Fit::Scale { shortest_px: 28, longest_px: 56, multiple_px: 1 },
+                Fit::Corner,
+                Fit::SquareBlur,
+            ] {
                 for filter in [Filter::Nearest, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3] {
                     let input = ImageInput { size: Size::new(28, 28), filter, fit, mean: [0.5; 3], std: [0.5; 3] };
-                    let mut out = vec![f32::NAN; input.values()];
-                    let placement = fill(&read.pixels, BoxPx::whole(upright), &input, &mut out).unwrap();
-                    assert!(out.iter().all(|v| (-1.0..=1.0).contains(v)), "{width}x{height} {fit:?} {filter:?}");
+                    let mut out = vec![f32::NAN; input.values(upright)];
+                    let placement = fill(&read.pixels, BoxPx::whole(upright), &input, &mut out).unwrap().placement;
+                    assert!(out.iter().all(|v| (-1.001..=1.001).contains(v)), "{width}x{height} {fit:?} {filter:?}");
                     assert!(placement.scale_x > 0.0 && placement.scale_y > 0.0);
                 }
             }

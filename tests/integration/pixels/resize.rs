@@ -56,7 +56,7 @@ fn tensors_equal_pillow_within_one_grey_level() {
         let size = Size::new(case.size.0, case.size.1);
         let input = ImageInput { size, filter: case.filter, fit, mean: [0.0; 3], std: [1.0; 3] };
         let (x0, y0, x1, y1) = case.region;
-        let mut out = vec![f32::NAN; input.values()];
+        let mut out = vec![f32::NAN; input.values(size)];
         fill(&picture(case.source.0, case.source.1), BoxPx { x0, y0, x1, y1 }, &input, &mut out).unwrap();
         let (ours, pillows) = (levels(&out), unhex(&case.pixels));
         let worst = ours.iter().zip(&pillows).map(|(a, b)| a.abs_diff(*b)).max().unwrap();

@@ -1,0 +1,287 @@
+//! OWL-ViT and OWLv2: every label is a text of its own, scored against every place of the picture.
+//!
+//! Source: `transformers`, `modeling_owlvit.py`, `modeling_owlv2.py` and their processors.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ndarray::{Array2, Array4, ArrayView2, Axis, s};
+
+use super::port::Feed;
+use super::prompt::{self, Label};
+use super::session::Graph;
+use super::text::Text;
+use super::transformer::{Heads, check_finite, corner_box, image_of, sigmoid, trial_size};
+use super::{Asked, Detector, Found, ModelError, Terminator};
+use crate::candidate::{Candidate, Naming, Vocabulary};
+use crate::config::DetectConfig;
+use crate::error::Error;
+use crate::geometry::Size;
+use crate::recipe::{ImageInput, Labels};
+use crate::row::{RowCode, RowError};
+
+/// Tokens of a label, by the families' `max_position_embeddings`.
+const TOKENS: usize = 16;
+
+/// Distinct prompts whose tokens are remembered.
+const PROMPTS_REMEMBERED: usize = 10_000;
+
+/// What a graph is tried with.
+const TRIAL_PROMPT: &str = "an object. a thing.";
+
+/// A prompt that the model can read.
+#[derive(Debug)]
+struct Prepared {
+    /// `[labels, tokens]`.
+    ids: Array2<i64>,
+    /// 1 for tokens that are no filling.
+    attention: Array2<i64>,
+    vocabulary: Arc<Vocabulary>,
+}
+
+/// An OWL that is loaded.
+pub(super) struct Owl {
+    graph: Graph,
+    input: ImageInput,
+    heads: Heads,
+    input_ids: usize,
+    attention_mask: Option<usize>,
+    /// Labels per image that the graph demands.
+    fixed_labels: Option<usize>,
+    tokens: usize,
+    text: Text,
+    default: Option<String>,
+    known: HashMap<String, Result<Arc<Prepared>, String>>,
+}
+
+impl Owl {
+    /// # Errors
+    /// The graph has another contract, or the tokenizer or the prompt of the run cannot be used.
+    pub(super) fn load(
+        mut graph: Graph,
+        input: ImageInput,
+        text: Text,
+        detect: &DetectConfig,
+    ) -> Result<(Self, Option<String>), Error> {
+        if detect.labels == Labels::Phrases {
+            return Err(Error::Usage(
+                "--labels phrases is the rule of GroundingDINO; this detector scores whole labels".to_owned(),
+            ));
+        }
+        let heads = Heads::of(&graph)?;
+        let (input_ids, attention_mask) = text_ports(&graph)?;
+        let tokens = graph.inputs[input_ids].fixed(1).unwrap_or(TOKENS);
+        let texts = graph.inputs[input_ids].fixed(0);
+        let fixed_labels = texts.map(|texts| (texts / graph.fixed_batch.unwrap_or(1)).max(1));
+        if texts.is_some() && graph.fixed_batch.is_none() {
+            // As many texts as the graph demands belong to one image.
+            graph.fixed_batch = Some(1);
+        }
+        let (default, known) = (detect.prompt.clone(), HashMap::new());
+        let mut owl =
+            Self { graph, input, heads, input_ids, attention_mask, fixed_labels, tokens, text, default, known };
+        let trial = owl.prepare(TRIAL_PROMPT).map_err(|why| owl.graph.refuse(why))?;
+        if let Some(prompt) = owl.default.clone() {
+            owl.prepare(&prompt).map_err(|why| Error::Usage(format!("--prompt: {why}")))?;
+        }
+        let labels = owl.labels_per_image(&[&trial]);
+        let (ids, mask, padding) = (owl.input_ids, owl.attention_mask, owl.tokens);
+        let extra =
+            |rows: usize, _: Size| text_feeds(ids, mask, &vec![trial.as_ref(); rows], 0..labels, labels, padding);
+        let size = trial_size(&owl.input);
+        owl.graph.try_blank(size, &extra)?;
+        heads.check(&owl.graph)?;
+        let note = owl.graph.settle_batch(size, heads.logits, &extra)?;
+        Ok((owl, note))
+    }
+
+    fn labels_per_image(&self, prepared: &[&Arc<Prepared>]) -> usize {
+        let most = prepared.iter().map(|p| p.ids.nrows()).max().unwrap_or(1);
+        self.fixed_labels.unwrap_or(most)
+    }
+
+    fn of(&mut self, prompt: Option<&str>) -> Result<Arc<Prepared>, RowError> {
+        let Some(prompt) = prompt.map(str::to_owned).or_else(|| self.default.clone()) else {
+            return Err(RowError::new(RowCode::Prompt, "the row has no prompt, and no --prompt is given"));
+        };
+        self.prepare(&prompt).map_err(|why| RowError::new(RowCode::Prompt, why))
+    }
+
+    fn prepare(&mut self, prompt: &str) -> Result<Arc<Prepared>, String> {
+        if let Some(known) = self.known.get(prompt) {
+            return known.clone();
+        }
+        let made = prompt::labels(prompt).and_then(|labels| self.make(&labels)).map(Arc::new);
+        if self.known.len() >= PROMPTS_REMEMBERED {
+            self.known.clear();
+        }
+        self.known.insert(prompt.to_owned(), made.clone());
+        made
+    }
+
+    fn make(&self, labels: &[Label]) -> Result<Prepared, String> {
+        let shape = (labels.len(), self.tokens);
+        let mut ids = Array2::from_elem(shape, self.text.padding);
+        let mut attention = Array2::zeros(shape);
+        for (row, label) in labels.iter().enumerate() {
+            let own = self.text.tokens(&label.own)?;
+            let all = self.text.before.iter().chain(&own).chain(&self.text.after);
+            let length = self.text.before.len() + own.len() + self.text.after.len();
+            if length > self.tokens || own.is_empty() {
+                return Err(format!(
+                    "the label {:?} has {} tokens; the model reads from 1 to {}",
+                    label.own,
+                    own.len(),
+                    self.tokens - self.text.before.len() - self.text.after.len()
+                ));
+            }
+            for (place, token) in all.enumerate() {
+                ids[[row, place]] = token.id;
+                attention[[row, place]] = 1;
+            }
+        }
+        let labels = labels.iter().map(|l| l.own.clone()).collect();
+        Ok(Prepared { ids, attention, vocabulary: Arc::new(Vocabulary { naming: Naming::Best, labels }) })
+    }
+}
+
+impl Detector for Owl {
+    fn input(&self) -> &ImageInput {
+        &self.input
+    }
+
+    fn takes_prompts(&self) -> bool {
+        true
+    }
+
+    fn fixed_batch(&self) -> Option<usize> {
+        self.graph.fixed_batch
+    }
+
+    fn take_one_by_one(&mut self) {
+        self.graph.fixed_batch = Some(1);
+    }
+
+    fn terminator(&self) -> Terminator {
+        self.graph.terminator()
+    }
+
+    fn detect(
+        &mut self,
+        batch: &Array4<f32>,
+        asked: &[Asked<'_>],
+        floor: f32,
+    ) -> Result<Vec<Result<Found, RowError>>, ModelError> {
+        let prepared: Vec<Result<Arc<Prepared>, RowError>> = asked.iter().map(|a| self.of(a.prompt)).collect();
+        let sound: Vec<(usize, &Arc<Prepared>)> =
+            prepared.iter().enumerate().filter_map(|(i, p)| p.as_ref().ok().map(|p| (i, p))).collect();
+        let Some((_, first)) = sound.first() else {
+            return Ok(prepared.into_iter().map(|p| Err(p.err().unwrap_or_else(no_answer))).collect());
+        };
+        let (_, _, height, width) = batch.dim();
+        let size = Size::new(width as u32, height as u32);
+        let filled = self.graph.filled(batch)?;
+        let rows = filled.len_of(Axis(0));
+        // Rows without a usable prompt get another's: their answers are not read.
+        let mut texts: Vec<&Prepared> = vec![first.as_ref(); rows];
+        sound.iter().for_each(|(i, p)| texts[*i] = p.as_ref());
+        let most = sound.iter().map(|(_, p)| p.ids.nrows()).max().unwrap_or(1);
+        let per_image = self.labels_per_image(&sound.iter().map(|(_, p)| *p).collect::<Vec<_>>());
+        let mut scores: Vec<Result<Vec<Place>, RowError>> = vec![Ok(Vec::new()); asked.len()];
+        for begin in (0..most).step_by(per_image) {
+            let range = begin..begin + per_image;
+            let feeds = text_feeds(self.input_ids, self.attention_mask, &texts, range.clone(), per_image, self.tokens);
+            self.graph.call(filled.view(), &feeds, &self.heads.both(), |given| {
+                for (image, prepared) in &sound {
+                    let labels = range.start..range.end.min(prepared.ids.nrows());
+                    let read = image_of(&given[0], *image)
+                        .and_then(|logits| image_of(&given[1], *image).map(|boxes| (logits, boxes)))
+                        .and_then(|(logits, boxes)| add(&mut scores[*image], logits, boxes, size, labels.len()));
+                    if let Err(error) = read {
+                        scores[*image] = Err(error);
+                    }
+                }
+            })?;
+        }
+        let answer = |(prepared, places): (Result<Arc<Prepared>, RowError>, Result<Vec<Place>, RowError>)| {
+            let vocabulary = Arc::clone(&prepared?.vocabulary);
+            let places = places?.into_iter();
+            let candidates = places.filter_map(|p| Candidate::above(p.bbox, p.scores.into_iter(), floor)).collect();
+            Ok(Found { candidates, vocabulary })
+        };
+        Ok(prepared.into_iter().zip(scores).map(answer).collect())
+    }
+}
+
+fn no_answer() -> RowError {
+    RowError::new(RowCode::Model, "the detector gave no answer")
+}
+
+/// A place of the picture with the scores of all labels so far.
+#[derive(Clone)]
+struct Place {
+    bbox: crate::geometry::BoxPx,
+    scores: Vec<f32>,
+}
+
+/// Adds the scores of the next `labels` labels to every place.
+fn add(
+    places: &mut Result<Vec<Place>, RowError>,
+    logits: ArrayView2<'_, f32>,
+    boxes: ArrayView2<'_, f32>,
+    frame: Size,
+    labels: usize,
+) -> Result<(), RowError> {
+    let Ok(places) = places else { return Ok(()) };
+    if logits.ncols() < labels {
+        return Err(RowError::new(RowCode::Model, "the detector scores fewer labels than the prompt has"));
+    }
+    let logits = logits.slice(s![.., ..labels]);
+    check_finite(logits.iter().chain(boxes.iter()))?;
+    if places.is_empty() {
+        let place = |query| Place { bbox: corner_box(&boxes, query, frame), scores: Vec::new() };
+        *places = (0..logits.nrows()).map(place).collect();
+    }
+    for (place, row) in places.iter_mut().zip(logits.outer_iter()) {
+        place.scores.extend(row.iter().map(|x| sigmoid(*x)));
+    }
+    Ok(())
+}
+
+/// The labels `range` of each row, `[rows * labels, tokens]`. Rows with fewer have empty texts, which the model
+/// leaves out by their first token.
+fn text_feeds(
+    input_ids: usize,
+    attention_mask: Option<usize>,
+    rows: &[&Prepared],
+    range: std::ops::Range<usize>,
+    labels: usize,
+    tokens: usize,
+) -> Vec<Feed> {
+    let shape = (rows.len() * labels, tokens);
+    let (mut ids, mut attention) = (Array2::zeros(shape), Array2::zeros(shape));
+    for (row, prepared) in rows.iter().enumerate() {
+        let end = range.end.min(prepared.ids.nrows());
+        for label in range.start.min(end)..end {
+            let at = row * labels + label - range.start;
+            ids.row_mut(at).assign(&prepared.ids.row(label));
+            attention.row_mut(at).assign(&prepared.attention.row(label));
+        }
+    }
+    let mut feeds = vec![Feed { port: input_ids, values: ids.into_dyn() }];
+    feeds.extend(attention_mask.map(|port| Feed { port, values: attention.into_dyn() }));
+    feeds
+}
+
+fn text_ports(graph: &Graph) -> Result<(usize, Option<usize>), Error> {
+    let ids = graph.input(&["input_ids"]);
+    let mask = graph.input(&["attention_mask"]);
+    let known = [Some(graph.image.index), ids, mask];
+    match ids.filter(|_| (0..graph.inputs.len()).all(|i| known.contains(&Some(i)))) {
+        Some(ids) => Ok((ids, mask)),
+        None => Err(graph.refuse(format!(
+            "an OWL detector takes pixel_values, input_ids and attention_mask; this graph wants {}",
+            graph.describe_inputs()
+        ))),
+    }
+}

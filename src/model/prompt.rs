@@ -1,0 +1,96 @@
+//! A prompt is a list of labels. How people write one, and what the models are sent. Pure: knows no tokens.
+
+/// A label to look for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Label {
+    /// As the user wrote it, without space around it; what is stored.
+    pub own: String,
+    /// In lower case, with single spaces and without full stops: what GroundingDINO is sent.
+    pub plain: String,
+}
+
+/// The labels of a prompt, without repetitions: a JSON list, or text that is split at its full stops, or, where it
+/// has none, at commas, semicolons and line ends.
+///
+/// # Errors
+/// There is no label in it; or it looks like JSON and is no list of texts.
+pub(super) fn labels(prompt: &str) -> Result<Vec<Label>, String> {
+    let prompt = prompt.trim();
+    let parts: Vec<String> = if prompt.starts_with('[') {
+        serde_json::from_str(prompt)
+            .map_err(|e| format!("the prompt begins like a JSON list of labels and is none: {e}"))?
+    } else if prompt.contains('.') {
+        prompt.split('.').map(str::to_owned).collect()
+    } else {
+        prompt.split([',', ';', '\n']).map(str::to_owned).collect()
+    };
+    let mut labels: Vec<Label> = Vec::new();
+    for part in parts {
+        let own = part.split_whitespace().collect::<Vec<_>>().join(" ");
+        let plain = own.to_lowercase().replace('.', " ").split_whitespace().collect::<Vec<_>>().join(" ");
+        if !plain.is_empty() && !labels.iter().any(|l| l.plain == plain) {
+            labels.push(Label { own, plain });
+        }
+    }
+    if labels.is_empty() {
+        return Err("the prompt names nothing to look for; write labels as \"a cat. a dog.\" or a JSON list".to_owned());
+    }
+    Ok(labels)
+}
+
+/// What GroundingDINO is sent: `a cat. a dog.`, for the log.
+pub(super) fn sentence(labels: &[Label]) -> String {
+    let sent: Vec<String> = labels.iter().map(|l| format!("{}.", l.plain)).collect();
+    sent.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sent(prompt: &str) -> String {
+        sentence(&labels(prompt).unwrap())
+    }
+
+    #[test]
+    fn prompts_are_sent_in_lower_case_with_full_stops() {
+        for prompt in [
+            "Cat; DOG, remote control",
+            " cat.dog . Remote   Control",
+            r#"["Cat", "dog", "remote control."]"#,
+            "cat\ndog\nremote control\n",
+        ] {
+            assert_eq!(sent(prompt), "cat. dog. remote control.", "{prompt}");
+        }
+        assert_eq!(sent("a train. a locomotive."), "a train. a locomotive.");
+        assert_eq!(sent("a white, fluffy dog. a cat"), "a white, fluffy dog. a cat.");
+        assert_eq!(sent(r#"["St. Bernard"]"#), "st bernard.");
+    }
+
+    #[test]
+    fn the_label_that_is_stored_is_the_users_own() {
+        let own = |prompt: &str| labels(prompt).unwrap().into_iter().map(|l| l.own).collect::<Vec<_>>();
+        assert_eq!(own(r#"["St. Bernard", "Tabby  cat"]"#), ["St. Bernard", "Tabby cat"]);
+        assert_eq!(own("container. container number. Container."), ["container", "container number"]);
+    }
+
+    #[test]
+    fn a_prompt_without_a_label_is_an_error() {
+        for prompt in ["", " . . ", "[]", ";,", "[\" \"]"] {
+            assert!(labels(prompt).unwrap_err().contains("nothing to look for"), "{prompt:?}");
+        }
+        assert!(labels("[cat, dog]").unwrap_err().contains("JSON"));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sent_gives_the_same_labels_again(prompt in "\\PC{0,60}") {
+            if let Ok(found) = labels(&prompt) && !sentence(&found).starts_with('[') {
+                let again = labels(&sentence(&found)).unwrap();
+                prop_assert_eq!(sentence(&again), sentence(&found));
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Text to token numbers, by the model's own `tokenizer.json`.
+
+use std::path::Path;
+
+use tokenizers::Tokenizer;
+
+/// A tokenizer that is loaded. Its own truncation and padding are switched off, and no text becomes a special
+/// token: a label `[SEP]` is a word like any other.
+pub(super) struct Text {
+    tokenizer: Tokenizer,
+    /// Added before every text.
+    pub before: Vec<Token>,
+    /// Added after every text.
+    pub after: Vec<Token>,
+    /// Fills shorter texts.
+    pub padding: i64,
+}
+
+/// A piece of text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Token {
+    pub id: i64,
+    pub text: String,
+}
+
+impl Text {
+    /// Reads `tokenizer.json`.
+    ///
+    /// # Errors
+    /// The file cannot be read or is of a kind that is not known; the text names it.
+    pub(super) fn load(path: &Path) -> Result<Self, String> {
+        let said = |e: tokenizers::Error| format!("{}: {e}", path.display());
+        let mut tokenizer = Tokenizer::from_file(path).map_err(said)?;
+        let padding = tokenizer.get_padding().map(|p| p.pad_id);
+        tokenizer.with_truncation(None).map_err(said)?;
+        tokenizer.with_padding(None);
+        tokenizer.set_encode_special_tokens(true);
+        let named = ["[PAD]", "<pad>"].iter().find_map(|t| tokenizer.token_to_id(t));
+        let padding = i64::from(padding.or(named).unwrap_or(0));
+        let mut text = Self { tokenizer, before: Vec::new(), after: Vec::new(), padding };
+        // What is put around a text shows when one token is put in.
+        let bare = text.tokens("a").map_err(|e| format!("{}: {e}", path.display()))?;
+        let whole = text.encode("a", true).map_err(|e| format!("{}: {e}", path.display()))?;
+        let Some(at) = whole.windows(bare.len().max(1)).position(|w| w == bare.as_slice()) else {
+            return Err(format!("{}: what it adds around a text is not understood", path.display()));
+        };
+        text.before = whole[..at].to_vec();
+        text.after = whole[at + bare.len()..].to_vec();
+        Ok(text)
+    }
+
+    /// The tokens of `text` alone.
+    ///
+    /// # Errors
+    /// The tokenizer refuses the text.
+    pub(super) fn tokens(&self, text: &str) -> Result<Vec<Token>, String> {
+        self.encode(text, false)
+    }
+
+    /// The number of a token that is the whole text, if there is one.
+    pub(super) fn single(&self, text: &str) -> Option<i64> {
+        match self.tokens(text).ok()?.as_slice() {
+            [only] => Some(only.id),
+            _ => None,
+        }
+    }
+
+    fn encode(&self, text: &str, with_special: bool) -> Result<Vec<Token>, String> {
+        let encoding = self.tokenizer.encode(text, with_special).map_err(|e| format!("{text:?} has no tokens: {e}"))?;
+        let pairs = encoding.get_ids().iter().zip(encoding.get_tokens());
+        Ok(pairs.map(|(id, text)| Token { id: i64::from(*id), text: text.clone() }).collect())
+    }
+}

@@ -1,0 +1,112 @@
+//! What the transformer detectors of Hugging Face have in common: `logits` and `pred_boxes`, masks, and an input
+//! whose size follows the picture.
+
+use ndarray::{Array3, ArrayView2, ArrayViewD, Ix2, Ix3};
+
+use super::Asked;
+use super::port::Feed;
+use super::session::Graph;
+use crate::error::Error;
+use crate::geometry::{BoxPx, Size};
+use crate::recipe::{Fit, ImageInput};
+use crate::row::{RowCode, RowError};
+
+/// Size of the picture that a graph of free size is tried with; its sides differ, so that they cannot be mixed up.
+const TRIAL: Size = Size::new(640, 480);
+
+/// Outputs of a detection transformer: `[batch, queries, classes or tokens]` and `[batch, queries, 4]`.
+#[derive(Clone, Copy)]
+pub(super) struct Heads {
+    pub logits: usize,
+    pub boxes: usize,
+}
+
+impl Heads {
+    /// # Errors
+    /// The graph has no such outputs.
+    pub(super) fn of(graph: &Graph) -> Result<Self, Error> {
+        let logits = graph.output(&["logits", "pred_logits"]);
+        let boxes = graph.output(&["pred_boxes", "boxes"]);
+        match logits.zip(boxes).filter(|(l, b)| graph.outputs[*l].is_float() && graph.outputs[*b].is_float()) {
+            Some((logits, boxes)) => Ok(Self { logits, boxes }),
+            None => Err(graph.refuse(format!(
+                "its family has the outputs logits and pred_boxes; this graph gives {}",
+                graph.describe_outputs()
+            ))),
+        }
+    }
+
+    pub(super) fn both(self) -> [usize; 2] {
+        [self.logits, self.boxes]
+    }
+
+    /// # Errors
+    /// After a trial the outputs have not the shapes of their contract.
+    pub(super) fn check(self, graph: &Graph) -> Result<(), Error> {
+        let (logits, boxes) = (&graph.outputs[self.logits].dims, &graph.outputs[self.boxes].dims);
+        match (logits.as_slice(), boxes.as_slice()) {
+            ([b, q, _], [c, r, 4]) if b == c && q == r => Ok(()),
+            _ => Err(graph.refuse(format!(
+                "logits [batch, queries, classes] and boxes [batch, queries, 4] are expected; it gives {}",
+                graph.describe_outputs()
+            ))),
+        }
+    }
+}
+
+/// The input of a graph whose size is fixed, for a family whose pictures keep their proportions.
+pub(super) fn fitted(mut input: ImageInput, graph: &Graph) -> ImageInput {
+    if let (Fit::Scale { .. }, Some(size)) = (input.fit, graph.image.fixed_size()) {
+        (input.fit, input.size) = (Fit::Corner, size);
+    }
+    input
+}
+
+/// The size of tensor that a graph is tried with.
+pub(super) fn trial_size(input: &ImageInput) -> Size {
+    input.tensor_size(TRIAL)
+}
+
+/// Ones where the picture is, `[rows, height, width]`; rows beyond `asked` are blank pictures and wholly valid.
+pub(super) fn pixel_mask(port: usize, rows: usize, size: Size, asked: &[Asked<'_>]) -> Feed {
+    let (height, width) = (size.height_px as usize, size.width_px as usize);
+    let mut mask = Array3::<i64>::ones((rows, height, width));
+    for (mut image, asked) in mask.outer_iter_mut().zip(asked) {
+        if asked.valid != size {
+            let (valid_height, valid_width) = (asked.valid.height_px as usize, asked.valid.width_px as usize);
+            image.indexed_iter_mut().for_each(|((y, x), v)| *v = i64::from(y < valid_height && x < valid_width));
+        }
+    }
+    Feed { port, values: mask.into_dyn() }
+}
+
+/// One image's part of an output of three dimensions.
+pub(super) fn image_of<'a>(output: &'a ArrayViewD<'_, f32>, index: usize) -> Result<ArrayView2<'a, f32>, RowError> {
+    let three = output.view().into_dimensionality::<Ix3>();
+    let image = three.ok().filter(|o| index < o.shape()[0]).map(|o| o.index_axis_move(ndarray::Axis(0), index));
+    image
+        .and_then(|o| o.into_dimensionality::<Ix2>().ok())
+        .ok_or_else(|| RowError::new(RowCode::Model, "the detector's output changed its shape"))
+}
+
+/// Boxes `cx cy w h` in parts of `frame`, in pixels of the input; frames begin at the top left corner.
+pub(super) fn corner_box(boxes: &ArrayView2<'_, f32>, query: usize, frame: Size) -> BoxPx {
+    let (w, h) = (frame.width_px as f32, frame.height_px as f32);
+    BoxPx::from_center(boxes[[query, 0]] * w, boxes[[query, 1]] * h, boxes[[query, 2]] * w, boxes[[query, 3]] * h)
+}
+
+/// # Errors
+/// A number that is not finite.
+pub(super) fn check_finite<'a>(numbers: impl IntoIterator<Item = &'a f32>) -> Result<(), RowError> {
+    if numbers.into_iter().all(|v| v.is_finite()) {
+        return Ok(());
+    }
+    Err(RowError::new(
+        RowCode::NanOutput,
+        "the detector gave NaN or infinity for this image; try an fp32 export of the model",
+    ))
+}
+
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
