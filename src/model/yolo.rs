@@ -6,6 +6,7 @@ use ndarray::{Array4, Ix2};
 
 use super::card::{Card, Layout};
 use super::input::Draft;
+use super::port::Numbers;
 use super::session::{Graph, nothing_more};
 use super::{Asked, Detector, Found, ModelError, Terminator, labels};
 use crate::candidate::{Naming, Vocabulary};
@@ -115,7 +116,8 @@ fn input_of(graph: &Graph, card: &Card) -> Result<ImageInput, Error> {
         filter: Some(Filter::Bilinear),
         fit: Some(Fit::Pad { fill: LETTERBOX_FILL }),
         mean: Some([0.0; 3]),
-        std: Some([1.0; 3]),
+        // A graph that takes grey levels gets them as they are.
+        std: Some(if graph.image.numbers == Numbers::U8 { [1.0 / 255.0; 3] } else { [1.0; 3] }),
     };
     let mut draft = habit.overlaid(card)?;
     let exported = graph.metadata("imgsz").as_deref().and_then(size_of_imgsz);

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod children;
+mod detectors;
 mod onnx;
 mod refused;
 
