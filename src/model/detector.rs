@@ -1,24 +1,23 @@
 //! Which adapter a detector's graph gets: by `model_type` of `config.json`, by what `croprow.toml` says, by the
 //! metadata of Ultralytics, else by the names of its inputs and outputs.
 
+use super::Detector;
 use super::card::{Card, Family};
 use super::detr::{Detr, SIGMOID_FAMILIES, SOFTMAX_FAMILIES};
 use super::device::EffectiveDevice;
-use super::files::{ModelFiles, PREPROCESSOR, TOKENIZER};
+use super::files::{ModelFiles, TOKENIZER};
 use super::grounding_dino::GroundingDino;
 use super::hub::HubConfig;
-use super::input::Draft;
+use super::input::{Draft, input_of};
 use super::library::Runtime;
 use super::owl::Owl;
 use super::session::Graph;
 use super::text::Text;
-use super::transformer::fitted;
 use super::yolo::Yolo;
-use super::{Detector, preprocessor};
 use crate::config::DetectConfig;
 use crate::error::Error;
 use crate::geometry::Size;
-use crate::recipe::{Filter, Fit, ImageInput, Labels};
+use crate::recipe::{Filter, Fit, Labels};
 
 /// Mean and deviation of ImageNet, which the detection transformers were trained with.
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
@@ -51,16 +50,16 @@ pub fn load(
     Ok(match family {
         Family::Yolo => boxed(Yolo::load(graph, &card)?),
         Family::Detr => {
-            let input = input_of(&graph, files, &card, None)?;
+            let input = input_of(&graph, files, &card, Draft::default(), Fit::Corner)?;
             boxed(Detr::load(graph, input, &card, &config)?)
         }
         Family::GroundingDino => {
-            let input = input_of(&graph, files, &card, Some(grounding_dino_habit()))?;
+            let input = input_of(&graph, files, &card, grounding_dino_habit(), Fit::Corner)?;
             let text = text_of(&graph, files)?;
             boxed(GroundingDino::load(graph, input, text, &config, detect)?)
         }
         Family::Owl => {
-            let input = input_of(&graph, files, &card, None)?;
+            let input = input_of(&graph, files, &card, Draft::default(), Fit::Corner)?;
             let text = text_of(&graph, files)?;
             boxed(Owl::load(graph, input, text, detect)?)
         }
@@ -111,21 +110,6 @@ fn grounding_dino_habit() -> Draft {
         mean: Some(MEAN),
         std: Some(STD),
     }
-}
-
-fn input_of(graph: &Graph, files: &ModelFiles, card: &Card, habit: Option<Draft>) -> Result<ImageInput, Error> {
-    let said = files.companion(PREPROCESSOR).map(preprocessor::read).transpose()?;
-    let mut draft = said.or(habit).unwrap_or_default().overlaid(card)?;
-    if !matches!(draft.fit, Some(Fit::Scale { .. })) {
-        draft.size = graph.settle_size(draft.size, PREPROCESSOR)?;
-    }
-    let input = draft.finished().map_err(|missing| {
-        graph.refuse(format!(
-            "nothing says how it is fed ({} missing): put its preprocessor_config.json beside it, or `[input]` into croprow.toml",
-            missing.join(", ")
-        ))
-    })?;
-    Ok(fitted(input, graph))
 }
 
 fn text_of(graph: &Graph, files: &ModelFiles) -> Result<Text, Error> {

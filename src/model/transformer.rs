@@ -8,7 +8,7 @@ use super::port::Feed;
 use super::session::Graph;
 use crate::error::Error;
 use crate::geometry::{BoxPx, Size};
-use crate::recipe::{Fit, ImageInput};
+use crate::recipe::ImageInput;
 use crate::row::{RowCode, RowError};
 
 /// Size of the picture that a graph of free size is tried with; its sides differ, so that they cannot be mixed up.
@@ -52,14 +52,6 @@ impl Heads {
             ))),
         }
     }
-}
-
-/// The input of a graph whose size is fixed, for a family whose pictures keep their proportions.
-pub(super) fn fitted(mut input: ImageInput, graph: &Graph) -> ImageInput {
-    if let (Fit::Scale { .. }, Some(size)) = (input.fit, graph.image.fixed_size()) {
-        (input.fit, input.size) = (Fit::Corner, size);
-    }
-    input
 }
 
 /// The size of tensor that a graph is tried with.

@@ -4,7 +4,6 @@ use serde_json::Value;
 
 use super::geometry::{both, center_of, sides};
 use super::{Draft, channels, filter_of};
-use crate::geometry::Size;
 use crate::recipe::Fit;
 
 /// `DEFAULT_CROP_PCT` of timm.
