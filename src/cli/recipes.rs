@@ -9,6 +9,7 @@ use croprow::db::due::InForce;
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::select::Carried;
 use croprow::error::Error;
+use croprow::model::embedder;
 use croprow::model::files::{DigestCache, digest, locate};
 use croprow::recipe::{DetectRecipe, EmbedRecipe, Selection};
 use croprow::row::{FileStamp, Stage};
@@ -17,9 +18,6 @@ use serde_json::Value;
 
 /// Raised when the reading of a detector's outputs changes results.
 const DETECT_ADAPTER_VERSION: u32 = 1;
-
-/// Raised when preprocessing or pooling changes vectors.
-const EMBED_ADAPTER_VERSION: u32 = 1;
 
 /// The recipes that this run asks for.
 pub(crate) struct Recipes {
@@ -59,7 +57,7 @@ impl Recipes {
             None => None,
             Some(embed) => Some(Asked::new(&embed.model, embed.precision, db, |model_digest| EmbedRecipe {
                 model_digest,
-                adapter_version: EMBED_ADAPTER_VERSION,
+                adapter_version: embedder::ADAPTER_VERSION,
                 crop_fit: embed.crop_fit,
                 normalize: embed.normalize,
             })?),

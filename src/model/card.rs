@@ -72,6 +72,8 @@ pub(super) struct EmbedderCard {
     pub output: Option<String>,
     /// How the output becomes one vector.
     pub pooling: Option<Pooling>,
+    /// Tokens before those of the picture's parts (class, registers), which `mean` leaves out.
+    pub prefix_tokens: Option<usize>,
     /// L2 normalisation.
     pub normalize: Option<bool>,
 }
@@ -112,18 +114,34 @@ pub(super) enum Layout {
     End2End,
 }
 
-/// How an output becomes one vector per image.
+/// How an output becomes one vector per image. Without `output`, the word also chooses the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Pooling {
     /// `[b, d]` as it is.
     Vector,
-    /// `[b, d]` that the graph pooled itself; the same as `vector`.
+    /// `[b, d]` that the graph pooled itself, mostly `pooler_output`; also `[b, d, 1, 1]`.
     Pooled,
+    /// `[b, d]` in the space that pictures and texts share, mostly `image_embeds`.
+    Projected,
     /// `[b, tokens, d]`: the first token.
     Cls,
-    /// `[b, tokens, d]`: mean over all tokens; `[b, d, h, w]`: mean over space.
+    /// `[b, tokens, d]`: mean over the tokens of the picture's parts, without those of class and registers where
+    /// `config.json` or `prefix_tokens` tells of them; `[b, d, h, w]`: mean over space.
     Mean,
+}
+
+impl Pooling {
+    /// The word in `croprow.toml`.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Vector => "vector",
+            Self::Pooled => "pooled",
+            Self::Projected => "projected",
+            Self::Cls => "cls",
+            Self::Mean => "mean",
+        }
+    }
 }
 
 impl Card {
@@ -192,6 +210,7 @@ mod tests {
             [embedder]
             output = "embedding"
             pooling = "cls"
+            prefix_tokens = 5
             normalize = true
             [detector]
             layout = "end2end"
@@ -208,11 +227,19 @@ mod tests {
             "#,
         )
         .unwrap();
-        assert_eq!(card.embedder.pooling, Some(Pooling::Cls));
+        assert_eq!((card.embedder.pooling, card.embedder.prefix_tokens), (Some(Pooling::Cls), Some(5)));
         assert_eq!(card.detector.layout, Some(Layout::End2End));
         assert_eq!((card.input.width, card.input.height), (Some(224), Some(192)));
         assert_eq!(card.input.resize, Some(Filter::Lanczos3));
         assert_eq!(card.input.crop_fit, Some(CropFit::Center));
+    }
+
+    #[test]
+    fn each_pooling_is_read_from_its_own_word() {
+        for pooling in [Pooling::Vector, Pooling::Pooled, Pooling::Projected, Pooling::Cls, Pooling::Mean] {
+            let card = Card::parse(&format!("[embedder]\npooling = \"{}\"\n", pooling.word())).unwrap();
+            assert_eq!(card.embedder.pooling, Some(pooling));
+        }
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub(super) struct HubConfig {
     pub labels: Option<Vec<String>>,
     /// `max_text_len` of GroundingDINO.
     pub max_text_tokens: Option<usize>,
+    /// `num_register_tokens` of DINOv2 and DINOv3.
+    pub register_tokens: Option<usize>,
 }
 
 impl HubConfig {
@@ -35,11 +37,13 @@ impl HubConfig {
     fn parse(text: &str) -> Result<Self, String> {
         let config: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let word = |value: &Value| value.as_str().map(str::to_owned);
+        let count = |key: &str| config[key].as_u64().and_then(|n| usize::try_from(n).ok());
         Ok(Self {
             model_type: word(&config["model_type"]),
             architecture: word(&config["architectures"][0]),
             labels: labels(&config["id2label"])?,
-            max_text_tokens: config["max_text_len"].as_u64().map(|n| n as usize),
+            max_text_tokens: count("max_text_len"),
+            register_tokens: count("num_register_tokens"),
         })
     }
 }
@@ -85,5 +89,7 @@ mod tests {
         assert!(HubConfig::parse("[").is_err());
         assert!(HubConfig::parse(r#"{"id2label": {"x": "a"}}"#).unwrap_err().contains("no number"));
         assert_eq!(HubConfig::parse("{}").unwrap(), HubConfig::default());
+        let registers = HubConfig::parse(r#"{"num_register_tokens": 4}"#).unwrap().register_tokens;
+        assert_eq!(registers, Some(4));
     }
 }

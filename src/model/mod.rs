@@ -3,6 +3,7 @@
 
 pub mod boxes;
 mod card;
+mod constants;
 pub mod detector;
 mod detr;
 pub mod device;
@@ -20,6 +21,7 @@ mod layout;
 pub mod library;
 mod onnx_file;
 mod owl;
+mod pooling;
 mod port;
 mod preprocessor;
 mod prompt;

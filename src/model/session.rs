@@ -168,6 +168,11 @@ impl Graph {
         )))
     }
 
+    /// True where two blank images pass.
+    pub(super) fn takes_two(&mut self, size: Size, extra: Extra<'_>) -> bool {
+        self.call_blank(BATCH_TRIAL, size, extra).is_ok()
+    }
+
     fn call_blank(&mut self, images: usize, size: Size, extra: Extra<'_>) -> Result<Vec<Vec<i64>>, ModelError> {
         let blank = Array4::<f32>::zeros((images, 3, size.height_px as usize, size.width_px as usize));
         let view = blank.view();
