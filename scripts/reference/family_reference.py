@@ -289,7 +289,9 @@ def detector_reference(
 # --- Embedders ---
 
 
-def embedder_reaction(model: Embedder | CommittedGraph, reader: Reader, picture: Picture, _prompt: dict, fault: str) -> dict:
+def embedder_reaction(
+    model: Embedder | CommittedGraph, reader: Reader, picture: Picture, _prompt: dict[str, str], fault: str
+) -> dict[str, float]:
     right, wrong = (
         model.vectors(run_torch(model, model.feed(tensor[None])))[0]
         for tensor in (reader.read(picture.image), getattr(reader, fault)(picture.image))
