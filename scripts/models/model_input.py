@@ -122,8 +122,10 @@ class Feeder:
         batch = np.stack(tensors)
         feed = {self.pixels: batch}
         if "pixel_mask" in self.shapes:
-            fixed = [d if isinstance(d, int) else have for d, have in zip(self.shapes["pixel_mask"][1:], batch.shape[2:])]
-            feed["pixel_mask"] = np.ones((len(batch), *fixed), np.int64)
+            # Some published DETR graphs want a mask of 64 x 64 for pictures of any size.
+            wanted = zip(self.shapes["pixel_mask"][1:], batch.shape[2:])
+            sides = [side if isinstance(side, int) else actual for side, actual in wanted]
+            feed["pixel_mask"] = np.ones((len(batch), *sides), np.int64)
         for name, one in self.text.items():
             feed[name] = np.concatenate([one] * len(batch))
         unknown = self.shapes.keys() - feed.keys()

@@ -1,4 +1,4 @@
-"""Pruning of ONNX graphs: whole hidden channels of MLPs, which makes matrices smaller, or single weights, which does not."""
+"""Pruning of ONNX graphs: hidden channels of MLPs, which makes matrices smaller, or single weights, which does not."""
 
 from __future__ import annotations
 

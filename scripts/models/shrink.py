@@ -20,6 +20,7 @@ With --in-place the graph goes to MODEL_DIR/onnx/. The table compares with the f
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import sys
 import tempfile
@@ -49,6 +50,8 @@ NAMES = {
 SOFTMAX_TYPES = ("detr", "yolos")
 # Where a model holds few matrices, quantising those saves little.
 HARDLY_SMALLER = 0.9
+# Vocabularies have as many; what has fewer rows is no table worth the trouble.
+TABLE_ROWS = 256
 BATCH = 4
 SCORE_FLOOR, IOU_SAME = 0.3, 0.9
 DETECTIONS_COMPARED = 20
@@ -70,10 +73,12 @@ def preprocessed(graph: Path, scratch: Path) -> Path:
     """Shapes worked out and constants folded: both conversions need it."""
     named, out = scratch / "named.onnx", scratch / "preprocessed.onnx"
     onnx.save(with_node_names(onnx.load(graph)), named)
-    try:
-        quant_pre_process(str(named), str(out))
-    except Exception:  # symbolic shape inference raises whatever it met; it is of use, not needed
-        quant_pre_process(str(named), str(out), skip_symbolic_shape=True)
+    # It leaves files where it runs.
+    with contextlib.chdir(scratch):
+        try:
+            quant_pre_process(str(named), str(out))
+        except Exception:  # symbolic shape inference raises whatever it met; it is of use, not needed
+            quant_pre_process(str(named), str(out), skip_symbolic_shape=True)
     onnx.save(with_node_names(onnx.load(out)), out)
     return out
 
@@ -110,16 +115,35 @@ def make_fp16(graph: Path, out: Path, scratch: Path) -> str:
 
 def make_int8_dynamic(graph: Path, out: Path, scratch: Path) -> str:
     # Convolutions are left alone: their dynamic 8-bit form is slower than f32.
-    quantize_dynamic(
-        preprocessed(graph, scratch),
-        out,
-        op_types_to_quantize=["MatMul", "Gemm", "Gather"],
-        per_channel=True,
-        weight_type=QuantType.QInt8,
-    )
+    ready = preprocessed(graph, scratch)
+    with contextlib.chdir(scratch):
+        quantize_dynamic(
+            ready,
+            out,
+            op_types_to_quantize=["MatMul", "Gemm", "Gather"],
+            nodes_to_exclude=left_in_f32(onnx.load(ready)),
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+        )
     if out.stat().st_size > HARDLY_SMALLER * graph.stat().st_size:
         return "hardly smaller: this model holds few matrices; --to int8-static quantises convolutions too"
     return ""
+
+
+def left_in_f32(model: onnx.ModelProto) -> list[str]:
+    """Names of nodes that must not be quantised.
+
+    Gather that looks up no rows of an embedding table (sizes, slices, small constants), and MatMul by a vector, of which
+    the quantiser makes a graph that does not load.
+    """
+    shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    tables = {name for name, shape in shapes.items() if len(shape) == 2 and shape[0] >= TABLE_ROWS}
+    return [
+        node.name
+        for node in model.graph.node
+        if (node.op_type == "Gather" and node.input[0] not in tables)
+        or (node.op_type == "MatMul" and len(shapes.get(node.input[1], [0, 0])) < 2)
+    ]
 
 
 class Calibration(CalibrationDataReader):
@@ -131,16 +155,19 @@ class Calibration(CalibrationDataReader):
 
 
 def make_int8_static(graph: Path, out: Path, scratch: Path, feeds: list[Feed]) -> str:
-    quantize_static(
-        preprocessed(graph, scratch),
-        out,
-        Calibration(feeds),
-        op_types_to_quantize=["MatMul", "Gemm", "Conv"],
-        per_channel=True,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-        extra_options={"MatMulConstBOnly": True},
-    )
+    ready = preprocessed(graph, scratch)
+    with contextlib.chdir(scratch):
+        quantize_static(
+            ready,
+            out,
+            Calibration(feeds),
+            op_types_to_quantize=["MatMul", "Gemm", "Conv"],
+            nodes_to_exclude=left_in_f32(onnx.load(ready)),
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            extra_options={"MatMulConstBOnly": True},
+        )
     return f"calibrated with {len(feeds)} photos"
 
 
@@ -161,8 +188,8 @@ def make_pruned(graph: Path, out: Path, amount: float, what: str) -> str:
     onnx.save(model, out)
     before, after = widths[0]
     return (
-        f"{len(widths)} MLPs narrowed, the first from {before} to {after} channels: smaller matrices, so less memory and "
-        "less work. Without training afterwards the accuracy below is what is left; attention heads are kept"
+        f"{len(widths)} MLPs narrowed, the first from {before} to {after} channels: smaller matrices, so less memory "
+        "and less work. The accuracy is what is left without training afterwards; attention heads are kept"
     )
 
 
@@ -315,8 +342,8 @@ def make(args: argparse.Namespace, graph: Path, part: Path) -> str:
 
 
 def shrink(args: argparse.Namespace) -> None:
-    graph = graph_of(args.model_dir)
-    target = args.model_dir if args.in_place else args.out_dir
+    graph = graph_of(args.model_dir).resolve()
+    target = (args.model_dir if args.in_place else args.out_dir).resolve()
     photos = photos_in(args.photos or args.calibrate) if args.photos or args.calibrate else []
     out = target / "onnx" / NAMES[args.to]
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,8 @@ def export_graph(module, feed: Feed, signature: Signature, path: Path) -> None:
             self.model = module.model
 
         def forward(self, *inputs):
-            return tuple(self.module(*inputs)[name] for name in signature.outputs)
+            outputs = self.module(*inputs)
+            return tuple(outputs[name] for name in signature.outputs)
 
     # A wrapper left in train mode would put the model back into it after the export.
     wrapper = Positional().eval()

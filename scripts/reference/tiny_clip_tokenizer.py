@@ -6,10 +6,9 @@ which is what OWL pads with, and the end of text has the highest id, which is ho
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from pathlib import Path
 
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTokenizer
 
 MERGES = 80
@@ -28,15 +27,33 @@ def byte_letters() -> list[str]:
 
 
 def learned_merges() -> list[tuple[str, str]]:
-    tokenizer = Tokenizer(models.BPE(end_of_word_suffix=WORD_END))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    letters = {letter for letter in TEXT if letter.isalpha()}
-    trainer = trainers.BpeTrainer(
-        vocab_size=2 * len(letters) + MERGES, min_frequency=1, end_of_word_suffix=WORD_END, show_progress=False
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
-    merges = json.loads(tokenizer.to_str())["model"]["merges"][:MERGES]
-    return [tuple(pair) for pair in merges]
+    """The most frequent pair first; of pairs that are as frequent, the first in the alphabet."""
+    words = Counter(TEXT.split())
+    pieces = {word: [*word[:-1], word[-1] + WORD_END] for word in words}
+    merges: list[tuple[str, str]] = []
+    while len(merges) < MERGES:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, count in words.items():
+            for pair in zip(pieces[word], pieces[word][1:]):
+                pairs[pair] += count
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        merges.append(best)
+        pieces = {word: merged(parts, best) for word, parts in pieces.items()}
+    return merges
+
+
+def merged(parts: list[str], pair: tuple[str, str]) -> list[str]:
+    """
+    >>> merged(["a", "b", "a", "b"], ("a", "b"))
+    ['ab', 'ab']
+    """
+    result: list[str] = []
+    for part in parts:
+        if result and (result[-1], part) == pair:
+            result[-1] += part
+        else:
+            result.append(part)
+    return result
 
 
 def build(pad_token: str, max_length: int) -> CLIPTokenizer:

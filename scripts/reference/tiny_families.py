@@ -77,12 +77,13 @@ def shorten_names(path: Path) -> None:
     kept = {value.name for value in [*model.graph.input, *model.graph.output]}
     short: dict[str, str] = {"": ""}
 
-    def rename(name: str) -> str:
-        return name if name in kept else short.setdefault(name, f"v{len(short)}")
+    # Weights and values apart: onnxruntime's quantiser makes up names of weights by counting on.
+    def rename(name: str, letter: str = "v") -> str:
+        return name if name in kept else short.setdefault(name, f"{letter}{len(short)}")
 
     def rename_graph(graph: onnx.GraphProto) -> None:
         for initializer in graph.initializer:
-            initializer.name = rename(initializer.name)
+            initializer.name = rename(initializer.name, "w")
         for node in graph.node:
             node.name = ""
             node.input[:] = [rename(name) for name in node.input]
