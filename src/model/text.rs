@@ -71,3 +71,62 @@ impl Text {
         Ok(pairs.map(|(id, text)| Token { id: i64::from(*id), text: text.clone() }).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn tokenizer() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/grounding-dino-tiny/tokenizer.json")
+    }
+
+    fn ids(text: &Text, of: &str) -> Vec<i64> {
+        text.tokens(of).unwrap().iter().map(|t| t.id).collect()
+    }
+
+    #[test]
+    fn what_surrounds_a_text_and_fills_it_up_is_known() {
+        let text = Text::load(&tokenizer()).unwrap();
+        let around = |tokens: &[Token]| tokens.iter().map(|t| t.text.clone()).collect::<Vec<_>>();
+        assert_eq!((around(&text.before), around(&text.after)), (vec!["[CLS]".into()], vec!["[SEP]".into()]));
+        assert_eq!((text.padding, text.single("."), text.single("a cat")), (0, Some(1012), None));
+    }
+
+    #[test]
+    fn words_that_look_like_special_tokens_are_words() {
+        let text = Text::load(&tokenizer()).unwrap();
+        for word in ["[SEP]", "[PAD]", "[CLS] dog", "##shirt"] {
+            assert!(
+                ids(&text, word).iter().all(|id| ![0, 101, 102, 103].contains(id)),
+                "{word}: {:?}",
+                ids(&text, word)
+            );
+        }
+    }
+
+    #[test]
+    fn truncation_and_padding_of_the_file_are_switched_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        let mut json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(tokenizer()).unwrap()).unwrap();
+        json["truncation"] =
+            serde_json::json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0});
+        json["padding"] = serde_json::json!({"strategy": {"Fixed": 128}, "direction": "Right", "pad_to_multiple_of": null,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"});
+        std::fs::write(&path, json.to_string()).unwrap();
+        let (own, plain) = (Text::load(&path).unwrap(), Text::load(&tokenizer()).unwrap());
+        let long = "a very long text of many words that is not cut";
+        assert_eq!(ids(&own, long), ids(&plain, long));
+        assert_eq!(own.after.len(), 1);
+    }
+
+    #[test]
+    fn a_file_that_is_no_tokenizer_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        std::fs::write(&path, "{}").unwrap();
+        assert!(Text::load(&path).err().unwrap().contains("tokenizer.json"));
+    }
+}

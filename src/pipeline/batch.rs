@@ -72,6 +72,35 @@ pub fn stack<'a>(images: impl Iterator<Item = &'a [f32]>, rows: usize, size: Siz
     tensor
 }
 
+/// Images in a row that gave NaN, after which it is the model and not the images.
+const NAN_IN_A_ROW: usize = 8;
+
+/// Tells single images that give NaN from a model that gives nothing else.
+#[derive(Default)]
+pub struct NanWatch(usize);
+
+impl NanWatch {
+    /// Looks at the answers of a batch.
+    ///
+    /// # Errors
+    /// Too many images in a row gave NaN; none of this batch should be marked for it.
+    pub fn look<T>(&mut self, answers: &[Result<T, RowError>]) -> Result<(), Error> {
+        for answer in answers {
+            match answer {
+                Err(error) if error.code == RowCode::NanOutput => self.0 += 1,
+                _ => self.0 = 0,
+            }
+        }
+        if self.0 < NAN_IN_A_ROW {
+            return Ok(());
+        }
+        Err(Error::Model(format!(
+            "{} images in a row gave NaN, infinity or nothing but zeros: take the fp32 model",
+            self.0
+        )))
+    }
+}
+
 /// What a session said of a batch.
 pub enum Answer<T> {
     /// One answer per image.
@@ -161,6 +190,17 @@ mod tests {
         assert!(matches!(call_or_split(2, &mut call(&[0, 1]), &mut || false), Err(Error::Model(_))));
         let Ok(Answer::Given(answers)) = call_or_split(2, &mut call(&[0, 1]), &mut || true) else { panic!() };
         assert!(answers.iter().all(Result::is_err), "two bad images are two failed rows while the model is sound");
+    }
+
+    #[test]
+    fn a_model_that_gives_nothing_but_nan_ends_the_run_and_single_images_do_not() {
+        let nan = || Err::<(), _>(RowError::new(RowCode::NanOutput, "NaN"));
+        let mut watch = NanWatch::default();
+        for _ in 0..20 {
+            assert!(watch.look(&[nan(), nan(), nan(), Ok(())]).is_ok());
+        }
+        assert!(watch.look(&[nan(), nan(), nan(), nan()]).is_ok());
+        assert!(watch.look(&[nan(), nan(), nan(), nan()]).unwrap_err().to_string().contains("fp32"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::iter;
 use crossbeam_channel::{Receiver, Sender};
 
 use super::Job;
-use super::batch::{Answer, Batches, call_or_split, stack};
+use super::batch::{Answer, Batches, NanWatch, call_or_split, stack};
 use super::message::{Decoded, Found, Located, finished};
 use super::progress::Place;
 use crate::error::Error;
@@ -26,6 +26,7 @@ pub(super) fn run(
 ) -> Result<(), Error> {
     let floor = job.config.detect.as_ref().map_or(0.0, |d| d.candidate_floor);
     let images_most = detector.fixed_batch().unwrap_or(job.config.batch);
+    let mut nan = NanWatch::default();
     for batch in Batches::new(decoded, images_most, |d: &Decoded| d.size) {
         if job.stop.is_ending() {
             continue;
@@ -50,6 +51,7 @@ pub(super) fn run(
             )
         })?;
         let Answer::Given(answers) = answer else { continue };
+        nan.look(&answers)?;
         for (Decoded { claim, facts, pixels, tensor, placed, mut held, .. }, answer) in batch.into_iter().zip(answers) {
             drop(tensor);
             held.shrink_to(pixels.as_raw().len() as u64);

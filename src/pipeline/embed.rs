@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender};
 use ndarray::s;
 
 use super::Job;
-use super::batch::{Answer, call_or_split, stack};
+use super::batch::{Answer, NanWatch, call_or_split, stack};
 use super::message::{EmbedBatch, Opened, Slot, finished};
 use super::progress::Place;
 use crate::error::Error;
@@ -24,6 +24,7 @@ pub(super) fn run(
     commit: &Sender<Finished>,
 ) -> Result<(), Error> {
     let size = embedder.input().size;
+    let mut nan = NanWatch::default();
     let mut open: HashMap<ImageId, Embedding> = HashMap::new();
     for EmbedBatch { opened, slots, tensor } in crops {
         open.extend(opened.into_iter().map(|image| (image.claim.id, Embedding::new(image))));
@@ -45,6 +46,7 @@ pub(super) fn run(
             )
         })?;
         let Answer::Given(answers) = answer else { continue };
+        nan.look(&answers)?;
         for (slot, answer) in slots.into_iter().zip(answers) {
             let Some(image) = open.get_mut(&slot.image) else { continue };
             if image.fill(&slot, answer) {

@@ -470,6 +470,22 @@ mod tests {
     }
 
     #[test]
+    fn what_a_corner_picture_does_not_reach_is_zero_after_normalisation() {
+        let image = RgbImage::from_pixel(16, 6, Rgb([255; 3]));
+        let mut input = input(Fit::Corner, Filter::Bilinear);
+        (input.mean, input.std) = ([0.5; 3], [0.5; 3]);
+        let mut out = vec![f32::NAN; 192];
+        let placed = fill(&image, bbox(0.0, 0.0, 16.0, 6.0), &input, &mut out).unwrap();
+        assert_eq!(placed.valid, Size::new(8, 3));
+        for (y, row) in out[..64].chunks_exact(8).enumerate() {
+            let expected = if y < 3 { 1.0 } else { 0.0 };
+            assert!(row.iter().all(|v| (v - expected).abs() < 1e-6), "{y}: {row:?}");
+        }
+        let back = placed.placement.to_image(bbox(0.0, 0.0, 8.0, 3.0));
+        assert_eq!((back.x1, back.y1), (16.0, 6.0));
+    }
+
+    #[test]
     fn a_region_at_the_images_edge_reads_nothing_beside_it() {
         let image = RgbImage::from_fn(40, 40, |x, y| if x >= 20 && y >= 30 { Rgb([200; 3]) } else { Rgb([0; 3]) });
         for fit in [Fit::Squash, Fit::Center { resize_shortest_px: 9 }] {

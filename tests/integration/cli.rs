@@ -13,14 +13,14 @@ use crate::support::{picture, pictures, root};
 const DETECTOR: &str = "tests/data/models/yolo-v8-tiny";
 const EMBEDDER: &str = "tests/data/models/tiny-tokens";
 
-fn croprow() -> Command {
+pub(crate) fn croprow() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_croprow"));
     // Models are named relative to the project; the database keeps them absolute.
     command.current_dir(root()).env_remove("ORT_DYLIB_PATH").env_remove("RUST_LOG");
     command
 }
 
-fn call(args: &[&str]) -> Output {
+pub(crate) fn call(args: &[&str]) -> Output {
     croprow().args(args).output().unwrap()
 }
 
@@ -33,7 +33,7 @@ fn talk(output: &Output) -> String {
 }
 
 #[track_caller]
-fn expect(output: &Output, exit_code: i32) -> String {
+pub(crate) fn expect(output: &Output, exit_code: i32) -> String {
     let said = talk(output);
     assert_eq!(code(output), exit_code, "{said}");
     assert!(!said.contains("panicked"), "{said}");
@@ -41,7 +41,7 @@ fn expect(output: &Output, exit_code: i32) -> String {
 }
 
 /// A folder with `count` pictures below `photos`, and a database name.
-fn folder(count: u32) -> (tempfile::TempDir, String, String) {
+pub(crate) fn folder(count: u32) -> (tempfile::TempDir, String, String) {
     let folder = tempfile::tempdir().unwrap();
     let photos = folder.path().join("photos");
     fs::create_dir(&photos).unwrap();
@@ -51,7 +51,7 @@ fn folder(count: u32) -> (tempfile::TempDir, String, String) {
     (folder, db, text(photos))
 }
 
-fn run(db: &str, more: &[&str]) -> Output {
+pub(crate) fn run(db: &str, more: &[&str]) -> Output {
     let mut args = vec!["run", db, "--detector", DETECTOR, "--embedder", EMBEDDER, "--device", "cpu"];
     args.extend(more);
     call(&args)

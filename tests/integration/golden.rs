@@ -234,6 +234,37 @@ fn a_batch_of_mixed_prompts_equals_single_runs() {
     }
 }
 
+#[test]
+fn a_prompt_that_is_longer_than_the_model_reads_is_asked_in_parts() {
+    let mut detector = load(Labels::Spans);
+    let picture = &reference().pictures[6];
+    let of = size(picture.tensor);
+    let one = tensor_of(&picture.name, of, detector.as_ref());
+    // More than 256 tokens, in labels of three and four.
+    let labels: Vec<String> = (0..90).map(|i| format!("thing number {i}")).collect();
+    let mut ask = |labels: &[String]| {
+        let prompt = serde_json::to_string(labels).unwrap();
+        let asked = [Asked { prompt: Some(&prompt), valid: of }];
+        detector.detect(&one, &asked, 0.0).unwrap().remove(0).unwrap()
+    };
+    let whole = ask(&labels);
+    assert_eq!(whole.vocabulary.labels, labels);
+    let parts = whole.candidates.len() / picture.logits.len();
+    assert!(parts >= 2 && whole.candidates.len() == parts * picture.logits.len(), "{parts} parts");
+    let last = &whole.candidates[(parts - 1) * picture.logits.len()..];
+    let first_label = last.iter().flat_map(|c| &c.scores).map(|s| s.label).min().unwrap();
+    let alone = ask(&labels[first_label..]);
+    for (a, b) in last.iter().zip(&alone.candidates) {
+        assert!(farthest(&sides(a.bbox, of), &sides(b.bbox, of)) <= BOX_MOST);
+        assert_eq!(a.scores[0].label, b.scores[0].label + first_label);
+        assert!((a.best() - b.best()).abs() <= SCORE_MOST);
+    }
+    let too_long = format!("[\"{}\"]", "word ".repeat(300));
+    let asked = [Asked { prompt: Some(&too_long), valid: of }];
+    let error = detector.detect(&one, &asked, 0.0).unwrap().remove(0).unwrap_err();
+    assert_eq!(error.code, croprow::row::RowCode::Prompt);
+}
+
 /// The reference's outputs as candidates in pixels of the upright picture.
 fn reference_candidates(picture: &Picture) -> Vec<Candidate> {
     let upright = size(picture.upright);

@@ -13,4 +13,5 @@ mod models;
 mod parity;
 mod pipeline;
 mod pixels;
+mod provenance;
 mod select;

@@ -8,6 +8,7 @@
 
 mod children;
 mod detectors;
+mod families;
 mod onnx;
 mod refused;
 

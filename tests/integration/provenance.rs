@@ -1,0 +1,188 @@
+//! What decides a result is known and changes exactly the rows that depend on it: prompts, floors, files of a
+//! model, the self-test. The program as a process, with real ONNX files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::cli::{call, expect, folder, run};
+use crate::support::dump::{assert_sound, dump, number};
+use crate::support::{pictures, root};
+
+const TEXT_DETECTOR: &str = "tests/data/models/grounding-dino-tiny";
+
+/// Copies a model's folder, so that it can be changed.
+fn copy_of(model: &str, to: &Path) -> String {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(root().join(model)).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+    to.to_str().unwrap().to_owned()
+}
+
+/// A folder with small pictures of one shape, a list that gives some of them prompts, and a database.
+fn prompted(own_prompts: usize, pictures_in_all: u32) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let files: Vec<PathBuf> = pictures(folder.path(), pictures_in_all);
+    let rows: Vec<_> = files
+        .iter()
+        .enumerate()
+        .map(|(i, path)| match i < own_prompts {
+            true => serde_json::json!({"path": path, "prompt": ["a train", "a locomotive"]}),
+            false => serde_json::json!({"path": path}),
+        })
+        .collect();
+    let list = folder.path().join("rows.json");
+    fs::write(&list, serde_json::to_string(&rows).unwrap()).unwrap();
+    let db = folder.path().join("photos.db").to_str().unwrap().to_owned();
+    expect(&call(&["add", &db, "--from", list.to_str().unwrap()]), 0);
+    (folder, db)
+}
+
+#[test]
+fn another_prompt_of_the_run_concerns_only_rows_without_their_own() {
+    let (_folder, db) = prompted(2, 5);
+    let detect = |more: &[&str]| {
+        let mut args = vec!["run", &db, "--detector", TEXT_DETECTOR, "--device", "cpu"];
+        args.extend(more);
+        call(&args)
+    };
+    let said = expect(&detect(&[]), 1);
+    assert!(said.contains("3 images that wait for the detector have no prompt"), "{said}");
+    expect(&detect(&["--prompt", "a cat. a dog."]), 0);
+    let path = Path::new(&db);
+    let labels = "SELECT count(DISTINCT label) FROM regions r JOIN images i ON i.id = r.image_id WHERE label NOT IN";
+    assert_eq!(number(path, &format!("{labels} ('a cat', 'a dog', 'a train', 'a locomotive')")), 0);
+    assert!(number(path, "SELECT count(*) FROM regions") > 0);
+    let own = "SELECT count(*) FROM regions r JOIN images i ON i.id = r.image_id WHERE prompt IS NOT NULL AND label LIKE '%cat%'";
+    assert_eq!(number(path, own), 0);
+    let said = expect(&detect(&["--prompt", "a house."]), 1);
+    assert!(said.contains("3 of 5 finished rows") && said.contains("prompt was"), "{said}");
+    let said = expect(&detect(&["--prompt", "a house.", "--stale", "redo"]), 0);
+    assert!(said.contains("3 done"), "{said}");
+    assert_eq!(number(path, "SELECT count(*) FROM images WHERE detect_attempts > 0 AND prompt IS NOT NULL"), 2);
+    assert_eq!(
+        number(path, "SELECT count(DISTINCT detect_recipe_id) FROM images"),
+        1,
+        "all belong to the recipe in force"
+    );
+    assert_eq!(number(path, "SELECT count(*) FROM regions WHERE label = 'a cat'"), 0);
+    assert_sound(path);
+}
+
+#[test]
+fn a_threshold_below_the_floor_names_what_needs_the_model_again() {
+    let (_folder, db, photos) = folder(4);
+    expect(&call(&["add", &db, &photos]), 0);
+    expect(&run(&db, &["--candidate-floor", "0.2"]), 0);
+    let before = dump(Path::new(&db));
+    let said = expect(&call(&["select", &db, "--box-threshold", "0.1"]), 1);
+    assert!(said.contains("all 4 images need the model again") && said.contains("--candidate-floor 0.1"), "{said}");
+    assert_eq!(dump(Path::new(&db)), before);
+    let said = expect(&run(&db, &["--box-threshold", "0.1"]), 1);
+    assert!(said.contains("below --candidate-floor 0.2"), "{said}");
+    let said = expect(&run(&db, &["--box-threshold", "0.1", "--candidate-floor", "0.1", "--stale", "redo"]), 0);
+    assert!(said.contains("4 done"), "{said}");
+}
+
+#[test]
+fn select_equals_a_fresh_run_through_the_program() {
+    let (folder, db, photos) = folder(6);
+    expect(&call(&["add", &db, &photos]), 0);
+    expect(&run(&db, &[]), 0);
+    let said = expect(&call(&["select", &db, "--box-threshold", "0.35", "--keep", "2"]), 0);
+    assert!(said.contains("6 images selected again") && said.contains("median"), "{said}");
+    // The new rule is remembered: nothing is stale, and what is new is embedded.
+    expect(&call(&["run", &db]), 0);
+    let fresh = folder.path().join("fresh.db").to_str().unwrap().to_owned();
+    expect(&call(&["add", &fresh, &photos]), 0);
+    expect(&run(&fresh, &["--box-threshold", "0.35", "--keep", "2"]), 0);
+    assert_eq!(dump(Path::new(&db)), dump(Path::new(&fresh)));
+    let said = expect(&call(&["select", &db, "--json", "--box-threshold", "0.3", "--keep", "all"]), 0);
+    assert!(said.contains("\"embed_pending\""), "{said}");
+    expect(&call(&["run", &db]), 0);
+    assert_sound(Path::new(&db));
+}
+
+#[test]
+fn a_changed_file_of_a_model_is_another_recipe() {
+    let (folder, db, photos) = folder(3);
+    let model = copy_of("tests/data/models/yolo-v8-tiny", &folder.path().join("model"));
+    expect(&call(&["add", &db, &photos]), 0);
+    let detect = |more: &[&str]| {
+        let mut args = vec!["run", &db, "--detector", &model, "--device", "cpu"];
+        args.extend(more);
+        call(&args)
+    };
+    expect(&detect(&[]), 0);
+    fs::write(Path::new(&model).join("reference.txt"), "no part of the model").unwrap();
+    expect(&detect(&[]), 0);
+    fs::write(Path::new(&model).join("croprow.toml"), "[input]\npad_fill = 0\n").unwrap();
+    let said = expect(&detect(&[]), 1);
+    assert!(said.contains("3 of 3 finished rows") && said.contains("model_digest was"), "{said}");
+}
+
+#[test]
+fn two_embedders_live_side_by_side_and_going_back_costs_nothing_twice() {
+    let (folder, db, photos) = folder(3);
+    let other = copy_of("tests/data/models/tiny-tokens", &folder.path().join("other"));
+    fs::write(
+        Path::new(&other).join("croprow.toml"),
+        "[embedder]\noutput = \"last_hidden_state\"\npooling = \"mean\"\n",
+    )
+    .unwrap();
+    expect(&call(&["add", &db, &photos]), 0);
+    expect(&run(&db, &[]), 0);
+    let path = Path::new(&db);
+    let first = number(path, "SELECT count(*) FROM embeddings");
+    let regions = number(path, "SELECT sum(id * id) FROM regions");
+    expect(&call(&["run", &db, "--embedder", &other, "--stale", "redo"]), 0);
+    assert_eq!(number(path, "SELECT count(*) FROM embeddings"), 2 * first);
+    assert_eq!(number(path, "SELECT count(DISTINCT recipe_id) FROM embeddings"), 2);
+    assert_eq!(number(path, "SELECT sum(id * id) FROM regions"), regions);
+    // The first one's vectors are all there: no picture is even opened.
+    fs::remove_dir_all(&photos).unwrap();
+    let said = expect(&run(&db, &["--stale", "redo"]), 0);
+    assert!(said.contains("3 done"), "{said}");
+    assert_sound(path);
+}
+
+#[test]
+fn a_model_is_tested_once_and_one_that_is_wrong_at_a_size_is_refused() {
+    let (folder, db) = prompted(1, 1);
+    let good = copy_of(TEXT_DETECTOR, &folder.path().join("good"));
+    let reference = Path::new(&good).join("reference.json");
+    assert!(reference.exists(), "the export script writes it");
+    expect(&call(&["run", &db, "--detector", &good, "--device", "cpu"]), 0);
+    let path = Path::new(&db);
+    assert_eq!(number(path, "SELECT count(*) FROM models WHERE self_test LIKE '%\"compared\":3%'"), 1);
+    // The same digest is not tested again, whatever now lies beside it.
+    let text = fs::read_to_string(&reference).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for detection in json["cases"][1]["detections"].as_array_mut().unwrap() {
+        detection["box"][0] = serde_json::json!(detection["box"][0].as_f64().unwrap() + 0.3);
+    }
+    fs::write(&reference, json.to_string()).unwrap();
+    expect(&call(&["retry", &db, "--changed"]), 0);
+    expect(&call(&["run", &db, "--detector", &good, "--device", "cpu"]), 0);
+    let (_other_folder, fresh) = prompted(1, 1);
+    let said = expect(&call(&["run", &fresh, "--detector", &good, "--device", "cpu"]), 1);
+    let (width, height) = (&json["cases"][1]["width_px"], &json["cases"][1]["height_px"]);
+    assert!(said.contains(&format!("at {width}x{height}")) && said.contains("export it again"), "{said}");
+    assert_eq!(number(Path::new(&fresh), "SELECT count(*) FROM images WHERE detect_attempts > 0"), 0, "before any row");
+    fs::remove_file(&reference).unwrap();
+    let said = expect(&call(&["run", &fresh, "--detector", &good, "--device", "cpu"]), 0);
+    assert!(said.contains("no reference.json beside it"), "{said}");
+}
+
+#[test]
+fn what_a_detector_cannot_do_with_a_prompt_is_said_at_the_start() {
+    let (_folder, db, photos) = folder(1);
+    expect(&call(&["add", &db, &photos]), 0);
+    let said = expect(&run(&db, &["--prompt", "a cat."]), 1);
+    assert!(said.contains("fixed classes"), "{said}");
+    let said = expect(&run(&db, &["--labels", "phrases"]), 1);
+    assert!(said.contains("rule of GroundingDINO"), "{said}");
+    let args = ["run", &db, "--detector", TEXT_DETECTOR, "--device", "cpu", "--prompt", " . . "];
+    assert!(expect(&call(&args), 1).contains("nothing to look for"));
+}
