@@ -10,7 +10,7 @@ use ndarray::{Array4, ArrayView1, ArrayView2, Axis};
 use super::card::{Card, Scores};
 use super::hub::HubConfig;
 use super::session::Graph;
-use super::transformer::{Heads, check_finite, corner_box, image_of, pixel_mask, sigmoid, trial_size};
+use super::transformer::{Heads, MaskPort, check_finite, corner_box, image_of, sigmoid, trial_size};
 use super::{Asked, Detector, Found, ModelError, Terminator};
 use crate::candidate::{Candidate, Naming, Vocabulary};
 use crate::error::Error;
@@ -31,7 +31,7 @@ pub(super) struct Detr {
     input: ImageInput,
     heads: Heads,
     scores: Scores,
-    mask: Option<usize>,
+    mask: Option<MaskPort>,
     vocabulary: Arc<Vocabulary>,
 }
 
@@ -45,9 +45,9 @@ impl Detr {
         config: &HubConfig,
     ) -> Result<(Self, Option<String>), Error> {
         let heads = Heads::of(&graph)?;
-        let mask = graph.input(&["pixel_mask", "mask"]);
+        let mask = MaskPort::of(&graph);
         check_inputs(&graph, mask)?;
-        let extra = |rows: usize, size: Size| mask.map(|port| pixel_mask(port, rows, size, &[])).into_iter().collect();
+        let extra = |rows: usize, size: Size| mask.map(|mask| mask.feed(rows, size, &[])).into_iter().collect();
         let size = trial_size(&input);
         graph.try_blank(size, &extra)?;
         heads.check(&graph)?;
@@ -94,8 +94,7 @@ impl Detector for Detr {
         let (_, _, height, width) = batch.dim();
         let size = Size::new(width as u32, height as u32);
         let filled = self.graph.filled(batch)?;
-        let feeds: Vec<_> =
-            self.mask.map(|port| pixel_mask(port, filled.len_of(Axis(0)), size, asked)).into_iter().collect();
+        let feeds: Vec<_> = self.mask.map(|mask| mask.feed(filled.len_of(Axis(0)), size, asked)).into_iter().collect();
         let (scores, vocabulary) = (self.scores, &self.vocabulary);
         let masked = self.mask.is_some();
         self.graph.call(filled.view(), &feeds, &self.heads.both(), |given| {
@@ -138,8 +137,8 @@ fn softmax_but_last(row: ArrayView1<'_, f32>) -> impl Iterator<Item = f32> + '_ 
     row.into_iter().take(row.len().saturating_sub(1)).map(move |x| (x - most).exp() / total)
 }
 
-fn check_inputs(graph: &Graph, mask: Option<usize>) -> Result<(), Error> {
-    let known = [Some(graph.image.index), mask];
+fn check_inputs(graph: &Graph, mask: Option<MaskPort>) -> Result<(), Error> {
+    let known = [Some(graph.image.index), mask.map(MaskPort::index)];
     if (0..graph.inputs.len()).all(|i| known.contains(&Some(i))) {
         return Ok(());
     }

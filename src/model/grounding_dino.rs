@@ -15,7 +15,7 @@ use super::port::Feed;
 use super::prompt::{self, Label};
 use super::session::Graph;
 use super::text::{Text, Token};
-use super::transformer::{Heads, check_finite, corner_box, image_of, pixel_mask, sigmoid, trial_size};
+use super::transformer::{Heads, MaskPort, check_finite, corner_box, image_of, sigmoid, trial_size};
 use super::{Asked, Detector, Found, ModelError, Terminator};
 use crate::candidate::{Candidate, Naming, Vocabulary};
 use crate::config::DetectConfig;
@@ -37,7 +37,7 @@ const TRIAL_PROMPT: &str = "an object. a thing.";
 /// The inputs of the text.
 #[derive(Clone, Copy, Default)]
 struct Ports {
-    pixel_mask: Option<usize>,
+    pixel_mask: Option<MaskPort>,
     input_ids: usize,
     token_type_ids: Option<usize>,
     attention_mask: Option<usize>,
@@ -110,7 +110,7 @@ impl GroundingDino {
         let chunk = &trial.chunks[0];
         let extra = |rows: usize, size: Size| {
             let mut feeds = text_feeds(&ports, &vec![chunk; rows], fixed_tokens, padding, &borders);
-            feeds.extend(ports.pixel_mask.map(|port| pixel_mask(port, rows, size, &[])));
+            feeds.extend(ports.pixel_mask.map(|mask| mask.feed(rows, size, &[])));
             feeds
         };
         let size = trial_size(&input);
@@ -145,7 +145,7 @@ impl GroundingDino {
         let padding = self.reader.text.padding;
         let mut feeds = text_feeds(&self.ports, &chunks, self.fixed_tokens, padding, &self.reader.borders);
         let masked: Vec<Asked<'_>> = pairs.iter().map(|(image, _)| asked[*image]).collect();
-        feeds.extend(self.ports.pixel_mask.map(|port| pixel_mask(port, rows, size, &masked)));
+        feeds.extend(self.ports.pixel_mask.map(|mask| mask.feed(rows, size, &masked)));
         let (rule, has_mask) = (self.reader.rule, self.ports.pixel_mask.is_some());
         self.graph.call(filled.view(), &feeds, &self.heads.both(), |given| {
             let one = |(row, (image, chunk)): (usize, &(usize, &Chunk))| {
@@ -306,7 +306,7 @@ fn ports_of(graph: &Graph) -> Result<Ports, Error> {
         return Err(graph.refuse(format!("GroundingDINO wants input_ids; its inputs: {}", graph.describe_inputs())));
     };
     let ports = Ports {
-        pixel_mask: find(&["pixel_mask", "mask"]),
+        pixel_mask: MaskPort::of(graph),
         input_ids,
         token_type_ids: find(&["token_type_ids"]),
         attention_mask: find(&["attention_mask"]),
@@ -314,7 +314,7 @@ fn ports_of(graph: &Graph) -> Result<Ports, Error> {
         text_token_mask: find(&["text_token_mask", "text_self_attention_masks"]),
     };
     let optional = [ports.token_type_ids, ports.attention_mask, ports.position_ids, ports.text_token_mask];
-    let mut known = vec![Some(graph.image.index), ports.pixel_mask, Some(input_ids)];
+    let mut known = vec![Some(graph.image.index), ports.pixel_mask.map(MaskPort::index), Some(input_ids)];
     known.extend(optional);
     let unknown = (0..graph.inputs.len()).find(|i| !known.contains(&Some(*i)) || !usable(graph, *i));
     match unknown {

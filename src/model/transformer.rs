@@ -59,17 +59,43 @@ pub(super) fn trial_size(input: &ImageInput) -> Size {
     input.tensor_size(TRIAL)
 }
 
-/// Ones where the picture is, `[rows, height, width]`; rows beyond `asked` are blank pictures and wholly valid.
-pub(super) fn pixel_mask(port: usize, rows: usize, size: Size, asked: &[Asked<'_>]) -> Feed {
-    let (height, width) = (size.height_px as usize, size.width_px as usize);
-    let mut mask = Array3::<i64>::ones((rows, height, width));
-    for (mut image, asked) in mask.outer_iter_mut().zip(asked) {
-        if asked.valid != size {
-            let (valid_height, valid_width) = (asked.valid.height_px as usize, asked.valid.width_px as usize);
-            image.indexed_iter_mut().for_each(|((y, x), v)| *v = i64::from(y < valid_height && x < valid_width));
-        }
+/// The input that tells where a picture ends.
+#[derive(Clone, Copy)]
+pub(super) struct MaskPort {
+    port: usize,
+    /// Sides that the graph fixes, whatever the picture's; exports for the web have 64.
+    height: Option<usize>,
+    width: Option<usize>,
+}
+
+impl MaskPort {
+    /// The graph's mask, if it has one.
+    pub(super) fn of(graph: &Graph) -> Option<Self> {
+        let port = graph.input(&["pixel_mask", "mask"])?;
+        let input = &graph.inputs[port];
+        Some(Self { port, height: input.fixed(1), width: input.fixed(2) })
     }
-    Feed { port, values: mask.into_dyn() }
+
+    /// Place among the graph's inputs.
+    pub(super) fn index(self) -> usize {
+        self.port
+    }
+
+    /// Ones where the picture is, `[rows, height, width]`; rows beyond `asked` are blank pictures and wholly valid.
+    pub(super) fn feed(self, rows: usize, size: Size, asked: &[Asked<'_>]) -> Feed {
+        let (height, width) = (size.height_px as usize, size.width_px as usize);
+        let (rows_high, columns) = (self.height.unwrap_or(height), self.width.unwrap_or(width));
+        let mut mask = Array3::<i64>::ones((rows, rows_high, columns));
+        for (mut image, asked) in mask.outer_iter_mut().zip(asked) {
+            if asked.valid != size {
+                // In a mask of fewer rows each stands for several.
+                let high = (asked.valid.height_px as usize * rows_high).div_ceil(height.max(1));
+                let wide = (asked.valid.width_px as usize * columns).div_ceil(width.max(1));
+                image.indexed_iter_mut().for_each(|((y, x), v)| *v = i64::from(y < high && x < wide));
+            }
+        }
+        Feed { port: self.port, values: mask.into_dyn() }
+    }
 }
 
 /// One image's part of an output of three dimensions.
