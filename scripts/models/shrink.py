@@ -133,8 +133,8 @@ def make_int8_dynamic(graph: Path, out: Path, scratch: Path) -> str:
 def left_in_f32(model: onnx.ModelProto) -> list[str]:
     """Names of nodes that must not be quantised.
 
-    Gather that looks up no rows of an embedding table (sizes, slices, small constants), and MatMul by a vector, of which
-    the quantiser makes a graph that does not load.
+    Gather that looks up no rows of an embedding table (sizes, slices, small constants), and MatMul by a vector, of
+    which the quantiser makes a graph that does not load.
     """
     shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
     tables = {name for name, shape in shapes.items() if len(shape) == 2 and shape[0] >= TABLE_ROWS}
