@@ -1,6 +1,7 @@
 //! The command line. The library never sees clap.
 
 mod add;
+mod doctor;
 mod parse;
 mod recipes;
 mod retry;
@@ -55,6 +56,8 @@ enum Verb {
     Retry(retry::RetryArgs),
     /// Apply other thresholds or another selection rule to the stored candidates: no model is run.
     Select(select::SelectArgs),
+    /// Runtime library, device and models: what is there, what is missing, how to mend it.
+    Doctor(doctor::DoctorArgs),
 }
 
 /// Runs the verb and says what went wrong. Returns the process's exit code.
@@ -74,6 +77,7 @@ pub(crate) fn main() -> u8 {
         Verb::Status(args) => status::run(&args),
         Verb::Retry(args) => retry::run(&args),
         Verb::Select(args) => select::run(&args),
+        Verb::Doctor(args) => doctor::run(&args),
     };
     result.unwrap_or_else(|error| {
         complain(&format!("croprow: {}", with_sources(&error)));
@@ -147,6 +151,6 @@ pub(crate) fn one_line(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
 }
 
-fn lines_safe(text: &str) -> String {
+pub(crate) fn lines_safe(text: &str) -> String {
     text.lines().map(one_line).collect::<Vec<_>>().join("\n")
 }

@@ -114,6 +114,17 @@ pub(super) enum Layout {
     End2End,
 }
 
+impl Layout {
+    /// The word in `croprow.toml`.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::V5 => "v5",
+            Self::V8 => "v8",
+            Self::End2End => "end2end",
+        }
+    }
+}
+
 /// How an output becomes one vector per image. Without `output`, the word also chooses the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]

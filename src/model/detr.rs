@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ndarray::{Array4, ArrayView1, ArrayView2, Axis};
 
 use super::card::{Card, Scores};
+use super::facts::{self, Facts};
 use super::hub::HubConfig;
 use super::session::Graph;
 use super::transformer::{Heads, MaskPort, check_finite, corner_box, image_of, sigmoid, trial_size};
@@ -68,6 +69,17 @@ impl Detector for Detr {
 
     fn takes_prompts(&self) -> bool {
         false
+    }
+
+    fn describe(&self) -> Facts {
+        let mut facts = facts::of_graph(&self.graph);
+        let scores = match self.scores {
+            Scores::Softmax => "softmax over classes and none",
+            Scores::Sigmoid => "sigmoid of each class",
+        };
+        facts.push(("family", format!("detr, {scores}")));
+        facts.push(facts::of_labels(&self.vocabulary));
+        facts
     }
 
     fn fixed_batch(&self) -> Option<usize> {

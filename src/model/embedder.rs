@@ -6,6 +6,7 @@ use ndarray::Array4;
 use super::card::Card;
 use super::constants::Constants;
 use super::device::EffectiveDevice;
+use super::facts::{self, Facts};
 use super::files::ModelFiles;
 use super::hub::HubConfig;
 use super::input::{self, Draft};
@@ -72,6 +73,14 @@ impl Embedder for VectorModel {
 
     fn dim(&self) -> usize {
         self.dim
+    }
+
+    fn describe(&self) -> Facts {
+        let mut facts = facts::of_graph(&self.graph);
+        let output = &self.graph.outputs[self.reading.output].name;
+        facts.push(("pooling", format!("{} of {output}", self.reading.pooling.word())));
+        facts.push(("normalize", if self.normalize { "L2" } else { "no" }.to_owned()));
+        facts
     }
 
     fn fixed_batch(&self) -> Option<usize> {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use ndarray::{Array2, Array4, ArrayView2, Axis, s};
 
+use super::facts::{self, Facts};
 use super::hub::HubConfig;
 use super::port::Feed;
 use super::prompt::{self, Label};
@@ -165,6 +166,12 @@ impl Detector for GroundingDino {
 
     fn takes_prompts(&self) -> bool {
         true
+    }
+
+    fn describe(&self) -> Facts {
+        let mut facts = facts::of_graph(&self.graph);
+        facts.push(("family", "grounding-dino".to_owned()));
+        facts
     }
 
     fn fixed_batch(&self) -> Option<usize> {

@@ -10,6 +10,7 @@ pub mod device;
 mod digest;
 mod elf;
 pub mod embedder;
+pub mod facts;
 mod failure;
 pub mod files;
 mod folder;
@@ -37,6 +38,7 @@ use std::sync::Arc;
 use ndarray::Array4;
 
 use self::device::EffectiveDevice;
+use self::facts::Facts;
 use self::library::Runtime;
 use crate::candidate::{Candidate, Vocabulary};
 use crate::config::{Device, RunConfig};
@@ -59,6 +61,11 @@ pub trait Detector: Send {
 
     /// From now on the graph is given one image at a time, whatever it would take.
     fn take_one_by_one(&mut self);
+
+    /// What only this detector knows of itself, for people: family, inputs and outputs, labels.
+    fn describe(&self) -> Facts {
+        Facts::new()
+    }
 
     /// Ends the call in flight, from any thread.
     fn terminator(&self) -> Terminator;
@@ -110,6 +117,11 @@ pub trait Embedder: Send {
 
     /// From now on the graph is given one image at a time, whatever it would take.
     fn take_one_by_one(&mut self);
+
+    /// What only this embedder knows of itself, for people: inputs and outputs, and which of them is the vector.
+    fn describe(&self) -> Facts {
+        Facts::new()
+    }
 
     /// Ends the call in flight, from any thread.
     fn terminator(&self) -> Terminator;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ndarray::{Array2, Array4, ArrayView2, Axis, s};
 
+use super::facts::{self, Facts};
 use super::port::Feed;
 use super::prompt::{self, Label};
 use super::session::Graph;
@@ -152,6 +153,12 @@ impl Detector for Owl {
 
     fn takes_prompts(&self) -> bool {
         true
+    }
+
+    fn describe(&self) -> Facts {
+        let mut facts = facts::of_graph(&self.graph);
+        facts.push(("family", "owl".to_owned()));
+        facts
     }
 
     fn fixed_batch(&self) -> Option<usize> {

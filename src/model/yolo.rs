@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ndarray::{Array4, Ix2};
 
 use super::card::{Card, Layout};
+use super::facts::{self, Facts};
 use super::input::Draft;
 use super::port::Numbers;
 use super::session::{Graph, nothing_more};
@@ -54,6 +55,13 @@ impl Detector for Yolo {
 
     fn takes_prompts(&self) -> bool {
         false
+    }
+
+    fn describe(&self) -> Facts {
+        let mut facts = facts::of_graph(&self.graph);
+        facts.push(("family", format!("yolo, layout {}", self.layout.word())));
+        facts.push(facts::of_labels(&self.vocabulary));
+        facts
     }
 
     fn fixed_batch(&self) -> Option<usize> {
@@ -170,7 +178,8 @@ fn layout_of(graph: &Graph, output: usize, classes: usize, card: &Card) -> Resul
     match card.detector.layout {
         Some(layout) if layout.fits(rows, columns, classes) => Ok(layout),
         Some(layout) => Err(card.refuse(&format!(
-            "[detector] layout {layout:?} with {classes} labels does not fit the outputs: {}",
+            "[detector] layout = \"{}\" with {classes} labels does not fit the outputs: {}",
+            layout.word(),
             graph.describe_outputs()
         ))),
         None => Layout::guess(rows, columns, classes, suppresses(graph)).map_err(|why| {

@@ -7,6 +7,7 @@ mod support;
 
 mod cli;
 mod database;
+mod doctor;
 mod golden;
 mod input;
 mod models;
