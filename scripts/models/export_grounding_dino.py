@@ -114,7 +114,11 @@ def load_model(folder: Path) -> nn.Module:
     model, loading = GroundingDinoForObjectDetection.from_pretrained(
         folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
     )
-    faults = [f"{kind}: {sorted(map(str, loading[kind]))[:5]}" for kind in ("missing_keys", "mismatched_keys") if loading[kind]]
+    faults = [
+        f"{kind}: {sorted(map(str, loading[kind]))[:5]}"
+        for kind in ("missing_keys", "mismatched_keys")
+        if loading[kind]
+    ]
     if faults:
         raise SystemExit(f"{folder}: the weights do not fit config.json; {'; '.join(faults)}")
     return model.eval()
@@ -166,7 +170,9 @@ def write_reference(path: Path, graph: Graph, reference: Reference, preparation:
         print("note: every pattern is too near a tie; reference.json has no cases", file=sys.stderr)
     cases = sorted(cases, key=lambda case: -case[2])[:REFERENCE_COUNT]
     for entry, differs, gap in cases:
-        print(f"reference {entry['width_px']} x {entry['height_px']}: graph differs by {differs:.1e}, least gap {gap:.1e}")
+        print(
+            f"reference {entry['width_px']} x {entry['height_px']}: graph differs by {differs:.1e}, least gap {gap:.1e}"
+        )
     content = {
         "format": "croprow-reference-1",
         "kind": "detector",

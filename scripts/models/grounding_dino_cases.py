@@ -15,7 +15,9 @@ from tokenizers import Tokenizer
 
 SHORT = "a cat."
 MIDDLE = "a cat. a dog. a remote control."
-LONG = "a black cat on a red sofa. a dog. a bicycle wheel. a person with an umbrella. traffic light. a wooden chair. sky."
+LONG = (
+    "a black cat on a red sofa. a dog. a bicycle wheel. a person with an umbrella. traffic light. a wooden chair. sky."
+)
 
 BEST_COUNT = 20
 

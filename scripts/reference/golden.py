@@ -30,8 +30,8 @@ from transformers import (
     GroundingDinoImageProcessor,
     GroundingDinoProcessor,
 )
-from transformers.utils import logging
 from transformers.models.grounding_dino.modeling_grounding_dino import GroundingDinoObjectDetectionOutput
+from transformers.utils import logging
 
 from tiny_grounding_dino import seeded_model, tiny_config
 
