@@ -15,3 +15,4 @@ pub mod tensor;
 
 mod container;
 mod open;
+mod plan;
