@@ -38,6 +38,7 @@ try:
 
     from grounding_dino_cases import LONG, MIDDLE, SHORT, Case, Preparation, best_detections
     from grounding_dino_check import Graph, Reference, verify
+    from torch_export import without_stdout
 except ImportError as error:
     raise SystemExit(f"{error}\ninstall the packages first: pip install -r {REQUIREMENTS}") from error
 
@@ -134,12 +135,15 @@ def export_graph(model: nn.Module, preparation: Preparation, path: Path, opset: 
         print(f"note: made for transformers {MADE_FOR}, this is {transformers.__version__}", file=sys.stderr)
     inputs = preparation.inputs_of(TRACED)
     example = tuple(torch.from_numpy(inputs[name]) for name in INPUTS)
-    with exportable(model), torch.no_grad(), warnings.catch_warnings():
+    with exportable(model), torch.no_grad(), warnings.catch_warnings(), without_stdout():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            Outputs(model), example, str(path), dynamo=False, opset_version=opset,
-            input_names=INPUTS, output_names=OUTPUTS, dynamic_axes=DYNAMIC,
-        )  # fmt: skip
+        try:
+            torch.onnx.export(
+                Outputs(model), example, str(path), dynamo=False, opset_version=opset,
+                input_names=INPUTS, output_names=OUTPUTS, dynamic_axes=DYNAMIC,
+            )  # fmt: skip
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise SystemExit(f"PyTorch cannot export this model: {error}") from error
 
 
 def copy_settings(source: Path, target: Path) -> None:

@@ -30,6 +30,8 @@ CASES = [
     Case("odd sides", [(397, 301)], [MIDDLE]),
     Case("tall, long prompt", [(211, 489)], [LONG]),
     Case("wide", [(640, 224)], [SHORT]),
+    Case("coarsest is one wide", [(61, 1000)], [MIDDLE]),
+    Case("coarsest is one high", [(1000, 64)], [SHORT]),
     Case("two of one size", [(320, 240)] * 2, [LONG, MIDDLE]),
     Case("two, padded", [(320, 240), (256, 288)], [MIDDLE, SHORT]),
     Case("four, padded", [(300, 400), (397, 301), (320, 320), (251, 333)], [SHORT, LONG, MIDDLE, "a tree. a car."]),
@@ -162,6 +164,6 @@ def verify(graph: Graph, reference: Reference, preparation: Preparation) -> int:
         right, says = outcome(graph, reference, inputs)
         batch, _, height, width = inputs["pixel_values"].shape
         shape = f"{batch} of {width} x {height}, {inputs['input_ids'].shape[1]} tokens"
-        print(f"{'ok   ' if right else 'WRONG'} {case.name:18} {shape:30} {says}", flush=True)
+        print(f"{'ok   ' if right else 'WRONG'} {case.name:20} {shape:30} {says}", flush=True)
         wrong += not right
     return wrong

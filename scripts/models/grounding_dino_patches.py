@@ -1,12 +1,16 @@
 """What must be replaced in transformers' GroundingDINO so that tracing gives a graph that is right.
 
-Four places of the modelling code cannot be traced as they stand. Each replacement gives the same numbers in PyTorch.
+Five places of the modelling code cannot be traced as they stand. Each replacement gives the same numbers in PyTorch.
 
   text masks            isin, cummax and cummin have no ONNX form: compared with `==`, and the largest or smallest
                         over a square of positions
   mask given to BERT    boolean; attention that adds its mask would add 1 in place of masking: made additive here
-  spatial_shapes        built from a Python list, so a constant of the traced size: built from the traced sizes
   padding in Swin       behind Python `if`s that tracing freezes: pad always, perhaps by 0, and slice always
+  spatial_shapes        built from a Python list, so a constant of the traced size: built from the traced sizes
+  linspace              exported as a division by steps - 1: no numbers where the coarsest features are one wide or
+                        high, so wrong boxes for a side of 64 pixels or less
+
+The last two are found in other families too: `torch_export.traceable_transformers` mends them.
 
     with exportable(model):
         torch.onnx.export(...)
@@ -22,6 +26,8 @@ import torch
 from torch import nn
 from transformers.models.grounding_dino import modeling_grounding_dino as dino
 from transformers.models.swin import modeling_swin as swin
+
+from torch_export import traceable_transformers
 
 MADE_FOR = "5.24.0"
 
@@ -51,16 +57,6 @@ def additive_mask(_module: nn.Module, args: tuple) -> tuple:
     return (input_ids, torch.where(mask, 0.0, HIDDEN), *rest)
 
 
-DEFORMABLE_FORWARD = dino.GroundingDinoMultiscaleDeformableAttention.forward
-
-
-def deformable_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The attention's own forward, with `spatial_shapes` from the sizes that are being traced."""
-    rows = [torch.stack([torch.as_tensor(side) for side in shape]) for shape in kwargs["spatial_shapes_list"]]
-    kwargs["spatial_shapes"] = torch.stack(rows)
-    return DEFORMABLE_FORWARD(self, *args, **kwargs)
-
-
 def pad_patches(self: nn.Module, pixel_values: torch.Tensor, height: Any, width: Any) -> torch.Tensor:
     rows, columns = self.patch_size
     padding = (0, (columns - width % columns) % columns, 0, (rows - height % rows) % rows)
@@ -82,7 +78,6 @@ def pad_windows(self: nn.Module, hidden_states: torch.Tensor, height: Any, width
 
 REPLACEMENTS = [
     (dino, "generate_masks_with_special_tokens_and_transfer_map", text_masks),
-    (dino.GroundingDinoMultiscaleDeformableAttention, "forward", deformable_forward),
     (swin.SwinPatchEmbeddings, "maybe_pad", pad_patches),
     (swin.SwinPatchMerging, "maybe_pad", pad_merged),
     (swin.SwinLayer, "maybe_pad", pad_windows),
@@ -93,6 +88,7 @@ REPLACEMENTS = [
 def exportable(model: nn.Module) -> Iterator[None]:
     """The replacements hold inside; afterwards everything is as it was."""
     with ExitStack() as stack:
+        stack.enter_context(traceable_transformers())
         for owner, name, replacement in REPLACEMENTS:
             stack.enter_context(mock.patch.object(owner, name, replacement))
         hook = model.model.text_backbone.register_forward_pre_hook(additive_mask)

@@ -14,7 +14,10 @@ differs is not kept. Needs the packages of requirements-export.txt.
 from __future__ import annotations
 
 import contextlib
-import io
+import ctypes
+import os
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +28,10 @@ import numpy as np
 from hf_folder import ExportError
 
 OPSET = 17
+
+# A protobuf file holds less than 2 GiB. Beyond this the weights go into one file beside the graph.
+EXTERNAL_FROM_BYTES = 1_900_000_000
+EXTERNAL_FILE = "model.onnx.data"
 
 Feed = dict[str, np.ndarray]
 
@@ -92,9 +99,12 @@ def run_torch(module, feed: Feed) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in outputs.items()}
 
 
-def export_graph(module, feed: Feed, signature: Signature, path: Path) -> None:
-    """Writes `path`. `module` takes the inputs of `feed` in order and gives a dict of the signature's outputs; its
-    `model` holds the weights, and its `tracing()` is a context in which the model can be traced."""
+def export_graph(module, feed: Feed, signature: Signature, path: Path, opset: int = OPSET) -> None:
+    """Writes `path`, and `EXTERNAL_FILE` beside it where the weights are too large for one file.
+
+    `module` takes the inputs of `feed` in order and gives a dict of the signature's outputs; its `model` holds the
+    weights, and its `tracing()` is a context in which the model can be traced.
+    """
     import torch
 
     class Positional(torch.nn.Module):
@@ -112,9 +122,10 @@ def export_graph(module, feed: Feed, signature: Signature, path: Path) -> None:
     wrapper = Positional().eval()
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        # A failing export prints its whole graph.
-        for guard in (contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), torch.no_grad()):
+        for guard in (without_stdout(), warnings.catch_warnings(), torch.no_grad()):
             stack.enter_context(guard)
+        # The exporter may write a file for each large weight.
+        traced = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=path.parent))) / "traced.onnx"
         warnings.simplefilter("ignore")
         for guard in (traceable_transformers(), module.tracing()):
             stack.enter_context(guard)
@@ -122,23 +133,39 @@ def export_graph(module, feed: Feed, signature: Signature, path: Path) -> None:
             torch.onnx.export(
                 wrapper,
                 tuple(torch.from_numpy(value) for value in feed.values()),
-                str(path),
+                str(traced),
                 input_names=list(signature.inputs),
                 output_names=list(signature.outputs),
                 dynamic_axes={**signature.inputs, **signature.outputs},
-                opset_version=OPSET,
+                opset_version=opset,
                 dynamo=False,
             )
         except torch.onnx.errors.OnnxExporterError as e:
             raise ExportError(f"PyTorch cannot export this model: {e}") from e
-    name_dimensions(path, signature)
+        write_named(traced, signature, path)
 
 
-def name_dimensions(path: Path, signature: Signature) -> None:
+@contextlib.contextmanager
+def without_stdout() -> Iterator[None]:
+    """A failing export prints its whole graph, megabytes of it, from C++: past `sys.stdout`."""
+    flush = ctypes.CDLL(None).fflush
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        flush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def write_named(traced: Path, signature: Signature, path: Path) -> None:
     """The tracer invents names for dimensions of outputs it could not work out; ours stay, its own go."""
     import onnx
 
-    model = onnx.load(path)
+    model = onnx.load(traced)
     for value in [*model.graph.input, *model.graph.output]:
         free = {**signature.inputs, **signature.outputs}[value.name]
         for i, dimension in enumerate(value.type.tensor_type.shape.dim):
@@ -150,8 +177,14 @@ def name_dimensions(path: Path, signature: Signature) -> None:
     model.doc_string = model.graph.doc_string = ""
     for node in model.graph.node:
         node.doc_string = ""
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, path)
+    weights_bytes = sum(len(weight.raw_data) for weight in model.graph.initializer)
+    if weights_bytes > EXTERNAL_FROM_BYTES:
+        # onnx appends to such a file.
+        path.with_name(EXTERNAL_FILE).unlink(missing_ok=True)
+        onnx.save(model, path, save_as_external_data=True, location=EXTERNAL_FILE)
+    else:
+        onnx.save(model, path)
+    onnx.checker.check_model(str(path), full_check=True)
 
 
 def open_session(path: Path):
