@@ -84,7 +84,12 @@ pub(super) fn choose(graphs: Vec<Candidate>, wanted: Precision, half: bool) -> R
     };
     chosen.map(|c| c.path.clone()).ok_or_else(|| {
         let there: Vec<String> = graphs.iter().map(|c| format!("{} ({})", word(c.precision), c.name)).collect();
-        format!("no {} graph in this folder; --precision can be {}", word(wanted), there.join(", "))
+        format!(
+            "no {} graph in this folder; --precision can be {}; it counts for both models, a graph that is named itself \
+             (FOLDER/onnx/model_int8.onnx) is taken whatever its precision",
+            word(wanted),
+            there.join(", ")
+        )
     })
 }
 

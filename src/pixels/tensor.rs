@@ -256,9 +256,10 @@ fn write_tensor(resized: &[u8], plan: &Plan, size: Size, input: &ImageInput, out
     }
 }
 
-/// The number of every grey level, computed as the reference does it, in f32.
+/// The number of every grey level, by the very operations of the reference (`rescale_and_normalize` of
+/// `transformers`): a large detector answers the last bit of its input with the fourth decimal of a score.
 fn levels(mean: f32, std: f32) -> [f32; 256] {
-    std::array::from_fn(|level| (level as f32 / 255.0 - mean) / std)
+    std::array::from_fn(|level| (level as f32 - mean * 255.0) / (std * 255.0))
 }
 
 #[cfg(test)]

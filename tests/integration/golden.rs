@@ -102,7 +102,7 @@ fn tensor_of(name: &str, of: Size, detector: &dyn Detector) -> Array4<f32> {
     let mut tensor = Array4::zeros((1, 3, of.height_px as usize, of.width_px as usize));
     for (x, y, pixel) in pixels(name).enumerate_pixels() {
         for c in 0..3 {
-            tensor[[0, c, y as usize, x as usize]] = (f32::from(pixel.0[c]) / 255.0 - mean[c]) / std[c];
+            tensor[[0, c, y as usize, x as usize]] = (f32::from(pixel.0[c]) - 255.0 * mean[c]) / (255.0 * std[c]);
         }
     }
     tensor

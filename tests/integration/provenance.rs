@@ -156,6 +156,8 @@ fn a_model_is_tested_once_and_one_that_is_wrong_at_a_size_is_refused() {
     expect(&call(&["run", &db, "--detector", &good, "--device", "cpu"]), 0);
     let path = Path::new(&db);
     assert_eq!(number(path, "SELECT count(*) FROM models WHERE self_test LIKE '%\"compared\":3%'"), 1);
+    let (_third_folder, third) = prompted(1, 1);
+    expect(&call(&["run", &third, "--detector", &good, "--device", "cpu", "--labels", "phrases"]), 0);
     // The same digest is not tested again, whatever now lies beside it.
     let text = fs::read_to_string(&reference).unwrap();
     let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
