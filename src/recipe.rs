@@ -91,8 +91,10 @@ impl ImageInput {
     /// The most that [`Self::values`] can be.
     pub fn values_most(&self) -> usize {
         match self.fit {
-            Fit::Scale { shortest_px, longest_px, .. } => 3 * shortest_px as usize * longest_px as usize,
-            _ => 3 * self.size.pixels() as usize,
+            Fit::Scale { shortest_px, longest_px, .. } => {
+                (shortest_px as usize).saturating_mul(longest_px as usize).saturating_mul(3)
+            }
+            _ => (self.size.pixels() as usize).saturating_mul(3),
         }
     }
 }

@@ -18,7 +18,8 @@ Examples:
   croprow add photos.db --from-sqlite lib.db --query 'SELECT file AS path, id FROM items'
 
 Folders are searched by name and content; names that begin with a dot and links to folders are passed over.
-Files that a list names are not looked at before `croprow run`. What is in DB already stays as it is.";
+Files that a list names are not looked at before `croprow run`. A row that is there stays as it is,
+unless its prompt changed or a folder scan finds its file changed: then it is pending again.";
 
 /// Put images in: folders, files, lists, JSON, JSONL, CSV, another SQLite. Can be repeated.
 #[derive(Args, Clone, Debug)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use croprow::config::{RunConfig, Stale};
 use croprow::db::Db;
 use croprow::db::claim::RunId;
-use croprow::db::due::{InForce, Standing, Tally};
+use croprow::db::due::{InForce, RecipeId, Standing, Tally};
 use croprow::db::runs::NewRun;
 use croprow::db::select::Carried;
 use croprow::error::Error;
@@ -36,6 +36,10 @@ struct Plan {
     to_select: u64,
     /// Images that wait for this run.
     waiting: u64,
+    /// How many of them wait for the detector.
+    to_detect: u64,
+    /// Finished images of other recipes that stay as they are.
+    kept: u64,
     /// Settings of the last run.
     remembered: Option<String>,
 }
@@ -54,7 +58,7 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     }
     if plan.waiting == 0 {
         plan.remember_idle(&mut db)?;
-        return finish_idle(&db, args.json);
+        return finish_idle(&db, plan.kept, args.json);
     }
     if let Some(folder) = &plan.config.crops {
         prepare_folder(folder)?;
@@ -105,7 +109,11 @@ impl Plan {
         let waiting =
             tally.iter().filter(|(from, _)| is_pending(from.settled(asked, stale))).map(|(_, n)| n).sum::<u64>();
         let waiting = waiting.min(args.limit.unwrap_or(u64::MAX));
-        Ok(Self { settings, config, recipes, stale, carried, to_select, waiting, remembered })
+        let of =
+            |wanted: &dyn Fn(&Standing) -> bool| tally.iter().filter(|(s, _)| wanted(s)).map(|(_, n)| n).sum::<u64>();
+        let to_detect = of(&|s| s.settled(asked, stale).detect == Some(State::Pending));
+        let kept = if stale == Stale::Keep { of(&|s| s.is_stale(asked)).saturating_sub(to_select) } else { 0 };
+        Ok(Self { settings, config, recipes, stale, carried, to_select, waiting, to_detect, kept, remembered })
     }
 
     /// The settings for the next run.
@@ -141,7 +149,8 @@ fn check_prompts(plan: &Plan, loaded: &Models, db: &Db) -> Result<(), Error> {
     if !prompted || plan.settings.prompt.is_some() {
         return Ok(());
     }
-    match db.pending_without_prompt()? {
+    let asked = plan.recipes.look_up(db)?.detect.unwrap_or(RecipeId(0));
+    match db.due_without_prompt(asked, plan.stale == Stale::Redo)? {
         0 => Ok(()),
         images => Err(Error::Usage(format!(
             "{images} images that wait for the detector have no prompt: give --prompt \"a cat. a dog.\" for them, or add their own \
@@ -191,9 +200,9 @@ fn choose_stale(
 }
 
 fn describe_start(plan: &Plan, loaded: &Models) -> String {
-    let stages = match (&plan.config.detect, &plan.config.embed) {
-        (Some(_), Some(_)) => "detect and embed",
-        (Some(_), None) => "detect",
+    let stages = match (plan.to_detect > 0, &plan.config.embed) {
+        (true, Some(_)) => "detect and embed",
+        (true, None) => "detect",
         _ => "embed",
     };
     format!(
@@ -277,11 +286,14 @@ fn end(
     Ok(code)
 }
 
-fn finish_idle(db: &Db, json: bool) -> Result<u8, Error> {
+fn finish_idle(db: &Db, kept: u64, json: bool) -> Result<u8, Error> {
     let tally = db.tally()?;
     let code = exit_code_of(&tally);
     let images: u64 = tally.iter().map(|(_, n)| n).sum();
     say(&format!("nothing is pending ({images} images in the database)"));
+    if kept > 0 {
+        say(&format!("{kept} of them were made by another recipe and stay as they are; --stale redo does them again"));
+    }
     if json {
         print_summary("complete", code, &Summary::default(), Duration::ZERO)?;
     }

@@ -32,7 +32,7 @@ pub(crate) struct RunArgs {
     /// The ONNX Runtime library [default: ORT_DYLIB_PATH, else beside the program, else the demo's]
     #[arg(long, value_name = "FILE|none", value_parser = parse::path_or_none)]
     pub(crate) runtime: Option<PathOrNone>,
-    /// Which graph of a folder with several [default: auto, fp16 on CUDA and fp32 on the CPU]
+    /// Which graph of a folder with several [default: auto, fp16 on CUDA and fp32 on the CPU, or what is there]
     #[arg(long)]
     pub(crate) precision: Option<PrecisionFlag>,
     /// Labels to look for, as "a cat. a dog." or a JSON list, in images without a prompt of their own
@@ -42,8 +42,9 @@ pub(crate) struct RunArgs {
     /// [default: spans]
     #[arg(long)]
     pub(crate) labels: Option<LabelsFlag>,
-    /// Detections at or below this score are not kept for `select`, 0 to 1 [default: 0.05]
-    #[arg(long, value_parser = parse::share)]
+    /// Detections at or below this score are not kept for `select`, 0 to 1; of the others the best 300 per image are
+    /// [default: 0.05]
+    #[arg(long, value_name = "SHARE", value_parser = parse::share)]
     pub(crate) candidate_floor: Option<f32>,
     #[command(flatten)]
     pub(crate) selection: SelectionArgs,
@@ -77,38 +78,37 @@ pub(crate) struct RunArgs {
     /// Stop after that many images; not remembered
     #[arg(long, value_parser = parse::count)]
     pub(crate) limit: Option<u64>,
-    /// Print the summary as one JSON object
+    /// Print the summary as one JSON object; not remembered
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 /// Which candidates become regions; the same flags for `run` and `select`.
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Selection")]
 pub(crate) struct SelectionArgs {
     /// A region's score is above this, 0 to 1 [default: 0.3]
-    #[arg(long, value_parser = parse::share)]
+    #[arg(help_heading = "Selection", long, value_name = "SHARE", value_parser = parse::share)]
     pub(crate) box_threshold: Option<f32>,
     /// Tokens above this score make the label, 0 to 1; with --labels phrases only [default: 0.25]
-    #[arg(long, value_parser = parse::share)]
+    #[arg(help_heading = "Selection", long, value_name = "SHARE", value_parser = parse::share)]
     pub(crate) text_threshold: Option<f32>,
     /// Boxes that overlap more are one object, 0 to 1; 1 switches it off [default: 0.45]
-    #[arg(long, value_parser = parse::share)]
+    #[arg(help_heading = "Selection", long, value_name = "SHARE", value_parser = parse::share)]
     pub(crate) nms_iou: Option<f32>,
     /// Overlapping boxes of one label are one object, or those across all labels [default: label]
-    #[arg(long)]
+    #[arg(help_heading = "Selection", long)]
     pub(crate) nms: Option<NmsFlag>,
     /// Boxes with a shorter side in pixels are no regions [default: 1]
-    #[arg(long, value_name = "PX", value_parser = parse::pixels)]
+    #[arg(help_heading = "Selection", long, value_name = "PX", value_parser = parse::pixels)]
     pub(crate) min_box: Option<f32>,
     /// Widen each box by this part of its sides, on each side, 0 to 1 [default: 0]
-    #[arg(long, value_parser = parse::share)]
+    #[arg(help_heading = "Selection", long, value_name = "SHARE", value_parser = parse::share)]
     pub(crate) margin: Option<f32>,
     /// Regions per image, best first: all, best, or a count [default: all]
-    #[arg(long, value_parser = parse::keep)]
+    #[arg(help_heading = "Selection", long, value_parser = parse::keep)]
     pub(crate) keep: Option<Keep>,
     /// An image without any detection: no region, or the whole image as its region [default: skip]
-    #[arg(long)]
+    #[arg(help_heading = "Selection", long)]
     pub(crate) on_empty: Option<OnEmptyFlag>,
 }
 

@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use croprow::db::Db;
+use croprow::db::due::Standing;
 use croprow::db::runs::NewRun;
 use croprow::db::select::{Carried, Reselected, Selector};
 use croprow::error::Error;
 use croprow::model::boxes::regions_of;
+use croprow::recipe::Labels;
+use croprow::row::State;
 
 use super::recipes::Recipes;
 use super::run_args::SelectionArgs;
@@ -43,6 +46,9 @@ pub(crate) fn run(args: &SelectArgs) -> Result<u8, Error> {
     let settings = Settings::remembered(db.last_settings()?.as_deref())?.reselected_by(&args.selection);
     let recipes = Recipes::in_force_with(settings.selection(), &db)?;
     check_floor(&recipes, &db)?;
+    if args.selection.text_threshold.is_some() && recipes.rule().is_some_and(|r| r.labels == Labels::Spans) {
+        say("--text-threshold changes nothing here: it is part of --labels phrases, and labels were taken by spans");
+    }
     // An interrupted selection is finished by the next run.
     let settings = Settings { reselect: true, ..settings };
     let carried = recipes.carried(&db, true)?;
@@ -126,14 +132,29 @@ pub(crate) fn describe(done: Reselected, took: Duration) -> String {
 
 fn report(db: &Db, done: Reselected, took: Duration, json: bool) -> Result<(), Error> {
     let (median, largest, images) = db.candidate_bytes()?;
+    let (tally, in_force) = (db.tally()?, db.in_force()?);
+    let of = |wanted: &dyn Fn(&Standing) -> bool| tally.iter().filter(|(s, _)| wanted(s)).map(|(_, n)| n).sum::<u64>();
+    let others = of(&|s| s.detect == Some(State::Done) && s.detect_recipe != in_force.detect);
+    let pending = of(&|s| s.embed == Some(State::Pending));
     if json {
         let summary = serde_json::json!({
             "images": done.images, "changed": done.changed, "regions_new": done.new, "regions_gone": done.gone,
-            "regions_kept": done.kept, "embed_pending": done.pending, "seconds": took.as_secs_f64(),
+            "regions_kept": done.kept, "embed_pending": pending, "damaged": done.damaged, "images_of_other_recipes": others, "seconds": took.as_secs_f64(),
             "candidate_bytes_median": median, "candidate_bytes_most": largest, "images_with_candidates": images,
         });
         return print(&format!("{summary}\n"));
     }
     print(&format!("{}\n", describe(done, took)))?;
+    if pending > done.pending {
+        print(&format!("{pending} images wait for the embedder in all\n"))?;
+    }
+    if done.damaged > 0 {
+        print(&format!("{} images had candidates that cannot be read: they wait for the detector\n", done.damaged))?;
+    }
+    if others > 0 {
+        print(&format!(
+            "{others} finished images were made by another recipe and stay as they are; croprow run DB --stale redo does them again\n"
+        ))?;
+    }
     print(&format!("candidates of {images} images: median {median} bytes, at most {largest}\n"))
 }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use rusqlite::{Row, Transaction, named_params, params};
 
 use super::Db;
-use super::commit::{Difference, replace_regions};
+use super::commit::{Difference, delete_regions, replace_regions};
 use super::due::{InForce, RecipeId};
 use crate::candidate::Vocabulary;
 use crate::error::Error;
@@ -41,8 +41,10 @@ pub struct Reselected {
     pub gone: u64,
     /// Regions that stayed, with their ids and vectors.
     pub kept: u64,
-    /// Images that wait for the embedder now.
+    /// Images that begin to wait for the embedder.
     pub pending: u64,
+    /// Images whose candidates cannot be read: they wait for the detector again.
+    pub damaged: u64,
 }
 
 /// The rule: packed candidates, what their labels mean, size of the upright image.
@@ -84,7 +86,7 @@ impl<'a> Selector<'a> {
         let tx = db.write()?;
         let page: Vec<Kept> = tx
             .prepare_cached(
-                "SELECT i.id, i.width_px, i.height_px, c.vocabulary_id, c.packed, i.embed_state, i.embed_recipe_id
+                "SELECT i.id, ifnull(i.width_px, 0), ifnull(i.height_px, 0), c.vocabulary_id, c.packed, i.embed_state, i.embed_recipe_id
                  FROM images i JOIN candidates c ON c.image_id = i.id
                  WHERE i.id > ?1 AND i.detect_state = 'done' AND i.token IS NULL
                    AND (i.detect_recipe_id IN (SELECT value FROM json_each(?2))
@@ -100,7 +102,23 @@ impl<'a> Selector<'a> {
         self.after = last.id;
         let mut done = self.done;
         for kept in &page {
-            let regions = (self.rule)(&kept.packed, self.vocabulary(&tx, kept.vocabulary)?, kept.size)?;
+            let rule = self.rule;
+            let made = self.vocabulary(&tx, kept.vocabulary).and_then(|v| {
+                if kept.size.pixels() == 0 {
+                    return Err(Error::System("an image of no size".to_owned()));
+                }
+                rule(&kept.packed, v, kept.size)
+            });
+            let regions = match made {
+                Ok(regions) => regions,
+                Err(error @ Error::Database(_)) => return Err(error),
+                Err(error) => {
+                    log::warn!("image {}: {error}; it goes through the detector again", kept.id);
+                    begin_anew(&tx, kept.id)?;
+                    done.damaged += 1;
+                    continue;
+                }
+            };
             let difference = replace_regions(&tx, ImageId(kept.id), &regions, None)?;
             done.images += 1;
             done.changed += u64::from(difference.new + difference.gone > 0);
@@ -176,6 +194,16 @@ fn take_over(tx: &Transaction<'_>, kept: &Kept, difference: Difference, in_force
     Ok(state == Some(State::Pending) && kept.embed_state != state)
 }
 
+fn begin_anew(tx: &Transaction<'_>, image: i64) -> Result<(), Error> {
+    delete_regions(tx, ImageId(image))?;
+    tx.prepare_cached(
+        "UPDATE images SET detect_state = 'pending', detect_recipe_id = NULL, detect_attempts = 0, embed_state = NULL,
+                embed_recipe_id = NULL, embed_code = NULL, embed_message = NULL WHERE id = ?1",
+    )?
+    .execute([image])?;
+    Ok(())
+}
+
 fn lacks_vectors(tx: &Transaction<'_>, image: i64, recipe: RecipeId) -> Result<bool, Error> {
     Ok(tx
         .prepare_cached(
@@ -210,14 +238,17 @@ impl Db {
         Ok(count)
     }
 
-    /// Images that wait for the detector and have no prompt of their own.
+    /// Images without a prompt of their own that a run with `detect` will give to the detector. With `redo` also the
+    /// finished ones of other recipes.
     ///
     /// # Errors
     /// Those of the database.
-    pub fn pending_without_prompt(&self) -> Result<u64, Error> {
+    pub fn due_without_prompt(&self, detect: RecipeId, redo: bool) -> Result<u64, Error> {
         Ok(self.conn.query_row(
-            "SELECT count(*) FROM images WHERE prompt IS NULL AND detect_state = 'pending' AND detect_state <> 'done'",
-            [],
+            "SELECT count(*) FROM images WHERE prompt IS NULL AND
+                (detect_state = 'pending' OR (detect_state IS NULL AND (?2 OR embed_state IS NULL OR embed_state = 'pending'))
+                 OR (?2 AND detect_state = 'done' AND detect_recipe_id IS NOT ?1))",
+            params![detect.0, redo],
             |r| r.get(0),
         )?)
     }

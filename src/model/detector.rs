@@ -70,16 +70,21 @@ fn boxed<D: Detector + 'static>((detector, note): (D, Option<String>)) -> (Box<d
     (Box::new(detector), note)
 }
 
-fn family_of(graph: &Graph, card: &Card, config: &HubConfig) -> Result<Family, Error> {
-    if let Some(family) = card.detector.family {
-        return Ok(family);
-    }
-    let by_type = config.model_type.as_deref().and_then(|model_type| match model_type {
+/// The family that `model_type` names.
+pub(super) fn by_type(config: &HubConfig) -> Option<Family> {
+    match config.model_type.as_deref()? {
         "grounding-dino" | "mm-grounding-dino" => Some(Family::GroundingDino),
         "owlvit" | "owlv2" => Some(Family::Owl),
         other if SOFTMAX_FAMILIES.contains(&other) || SIGMOID_FAMILIES.contains(&other) => Some(Family::Detr),
         _ => None,
-    });
+    }
+}
+
+fn family_of(graph: &Graph, card: &Card, config: &HubConfig) -> Result<Family, Error> {
+    if let Some(family) = card.detector.family {
+        return Ok(family);
+    }
+    let by_type = by_type(config);
     let has = |names: &[&str]| graph.input(names).is_some();
     let two_heads =
         graph.output(&["logits", "pred_logits"]).is_some() && graph.output(&["pred_boxes", "boxes"]).is_some();

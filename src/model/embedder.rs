@@ -13,7 +13,7 @@ use super::input::{self, Draft};
 use super::library::Runtime;
 use super::pooling::{self, Reading};
 use super::session::Graph;
-use super::{Embedder, ModelError, Terminator};
+use super::{Embedder, ModelError, Terminator, detector};
 use crate::config::EmbedConfig;
 use crate::error::Error;
 use crate::geometry::Size;
@@ -49,6 +49,9 @@ impl VectorModel {
         let card = Card::read(files)?;
         let config_of_hub = HubConfig::read(files)?;
         let mut graph = Graph::open(&files.onnx, runtime, device, card.input.name.as_deref())?;
+        if let (Some(_), Some(name)) = (detector::by_type(&config_of_hub), &config_of_hub.model_type) {
+            return Err(graph.refuse(format!("this is a detector ({name}): give it as --detector")));
+        }
         let input = input_of(&graph, files, &card, config)?;
         let constants = Constants::of(&graph)?.settle(&mut graph, input.size)?;
         let choice = pooling::choose(&graph.outputs, &card.embedder, &config_of_hub)

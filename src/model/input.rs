@@ -10,6 +10,10 @@ use crate::error::Error;
 use crate::geometry::Size;
 use crate::recipe::{CropFit, Filter, Fit, ImageInput};
 
+/// Inputs of real models stay far below: detectors take some thousand pixels a side.
+const SIDE_MOST_PX: u32 = 16_384;
+const PIXELS_MOST: u32 = 1 << 26;
+
 /// Grey level of padding where nobody says another: black.
 const PAD_FILL_DEFAULT: u8 = 0;
 
@@ -51,14 +55,30 @@ pub(super) fn input_of(
         (Some(Fit::Scale { .. }), None) if graph.image.leaves_sides_open() => {}
         _ => draft.size = graph.settle_size(draft.size, draft_source(card))?,
     }
-    draft.finished().map_err(|missing| {
+    let input = draft.finished().map_err(|missing| {
         graph.refuse(format!(
             "nothing says how it is fed ({} missing): put its preprocessor_config.json beside it, or croprow.toml with, \
              for example,\n[input]\nwidth = 224\nheight = 224\nresize = \"bicubic\"\ncrop_fit = \"squash\"\n\
              mean = [0.485, 0.456, 0.406]\nstd = [0.229, 0.224, 0.225]",
             missing.join(", ")
         ))
-    })
+    })?;
+    check_size(&input).map_err(|why| graph.refuse(why))?;
+    Ok(input)
+}
+
+/// # Errors
+/// The input is larger than any model's: allocating it would end the process.
+pub(super) fn check_size(input: &ImageInput) -> Result<(), String> {
+    let (values, sides) = (input.values_most() as u64, [input.size.width_px, input.size.height_px]);
+    let most = sides.into_iter().max().unwrap_or(0);
+    if most > SIDE_MOST_PX || values > 3 * u64::from(PIXELS_MOST) {
+        return Err(format!(
+            "its settings ask for an input of {}x{}; the most is {SIDE_MOST_PX} a side and {PIXELS_MOST} pixels",
+            sides[0], sides[1]
+        ));
+    }
+    Ok(())
 }
 
 fn draft_source(card: &Card) -> &'static str {
@@ -247,6 +267,21 @@ mod tests {
         assert!(card.is_complete());
         assert!(!InputCard { crop_fit: None, ..card.clone() }.is_complete());
         assert!(!InputCard { std: None, ..card }.is_complete());
+    }
+
+    #[test]
+    fn an_absurd_size_is_refused_before_anything_is_allocated() {
+        let sized = |size, fit| ImageInput { size, fit, ..base().finished().unwrap() };
+        let scale = Fit::Scale { shortest_px: 1_000_000_000, longest_px: 1_000_000_000, multiple_px: 1 };
+        for input in [
+            sized(Size::new(100_000, 100_000), Fit::Squash),
+            sized(Size::new(u32::MAX, u32::MAX), Fit::Squash),
+            sized(Size::new(16_000, 16_000), Fit::Squash),
+            sized(Size::new(1_000_000_000, 1_000_000_000), scale),
+        ] {
+            assert!(check_size(&input).unwrap_err().contains("the most is"), "{input:?}");
+        }
+        assert!(check_size(&base().finished().unwrap()).is_ok());
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! A prompt is a list of labels. How people write one, and what the models are sent. Pure: knows no tokens.
 
+/// A longer label is a mistake, and it would be stored with every region.
+const LABEL_BYTES_MOST: usize = 1_000;
+
 /// A label to look for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Label {
@@ -31,6 +34,13 @@ pub(super) fn labels(prompt: &str) -> Result<Vec<Label>, String> {
         if !plain.is_empty() && !labels.iter().any(|l| l.plain == plain) {
             labels.push(Label { own, plain });
         }
+    }
+    if let Some(long) = labels.iter().find(|l| l.own.len() > LABEL_BYTES_MOST) {
+        let begin: String = long.own.chars().take(40).collect();
+        return Err(format!(
+            "the label \"{begin}...\" has {} bytes; labels have at most {LABEL_BYTES_MOST}",
+            long.own.len()
+        ));
     }
     if labels.is_empty() {
         return Err("the prompt names nothing to look for; write labels as \"a cat. a dog.\" or a JSON list".to_owned());
@@ -81,6 +91,7 @@ mod tests {
         for prompt in ["", " . . ", "[]", ";,", "[\" \"]"] {
             assert!(labels(prompt).unwrap_err().contains("nothing to look for"), "{prompt:?}");
         }
+        assert!(labels(&"very ".repeat(300)).unwrap_err().contains("1499 bytes"));
         assert!(labels("[cat, dog]").unwrap_err().contains("JSON"));
     }
 

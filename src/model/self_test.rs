@@ -133,7 +133,7 @@ pub fn detector(detector: &mut dyn Detector, files: &ModelFiles) -> Result<Verdi
         if share < ALIKE_LEAST {
             return Err(refuse(format!(
                 "at {}x{} only {:.0} % of its best detections are those of the original model ({REFERENCE} beside it): the export is \
-                 wrong at this size; export it again",
+                 wrong at this size, or its labels or tokenizer were changed; export it again",
                 size.width_px,
                 size.height_px,
                 100.0 * share

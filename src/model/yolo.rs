@@ -6,7 +6,7 @@ use ndarray::{Array4, Ix2};
 
 use super::card::{Card, Layout};
 use super::facts::{self, Facts};
-use super::input::Draft;
+use super::input::{Draft, check_size};
 use super::port::Numbers;
 use super::session::{Graph, nothing_more};
 use super::{Asked, Detector, Found, ModelError, Terminator, labels};
@@ -130,12 +130,14 @@ fn input_of(graph: &Graph, card: &Card) -> Result<ImageInput, Error> {
     let mut draft = habit.overlaid(card)?;
     let exported = graph.metadata("imgsz").as_deref().and_then(size_of_imgsz);
     draft.size = graph.settle_size(draft.size, "croprow.toml")?.or(exported);
-    draft.finished().map_err(|missing| {
+    let input = draft.finished().map_err(|missing| {
         graph.refuse(format!(
             "its input has no fixed size and no metadata `imgsz`: write `[input]` with {} into croprow.toml beside it",
             missing.join(", ")
         ))
-    })
+    })?;
+    check_size(&input).map_err(|why| graph.refuse(why))?;
+    Ok(input)
 }
 
 /// `[height, width]`, or one number for both.

@@ -71,6 +71,33 @@ fn another_prompt_of_the_run_concerns_only_rows_without_their_own() {
 }
 
 #[test]
+fn finished_rows_without_a_prompt_are_not_thrown_away_for_a_detector_that_wants_one() {
+    let (_folder, db, photos) = folder(3);
+    expect(&call(&["add", &db, &photos]), 0);
+    expect(&run(&db, &[]), 0);
+    let before = dump(Path::new(&db));
+    let said = expect(&call(&["run", &db, "--detector", TEXT_DETECTOR, "--stale", "redo", "--device", "cpu"]), 1);
+    assert!(said.contains("3 images that wait for the detector have no prompt"), "{said}");
+    assert_eq!(dump(Path::new(&db)), before);
+}
+
+#[test]
+fn damaged_candidates_cost_their_row_a_second_look_and_nothing_else() {
+    let (_folder, db, photos) = folder(4);
+    expect(&call(&["add", &db, &photos]), 0);
+    expect(&run(&db, &[]), 0);
+    let conn = rusqlite::Connection::open(&db).unwrap();
+    conn.execute("UPDATE candidates SET packed = x'0902' WHERE image_id = 2", []).unwrap();
+    conn.execute("UPDATE candidates SET packed = x'01ffff' WHERE image_id = 3", []).unwrap();
+    drop(conn);
+    let said = expect(&call(&["select", &db, "--box-threshold", "0.35"]), 0);
+    assert!(said.contains("2 images had candidates that cannot be read"), "{said}");
+    let said = expect(&call(&["run", &db]), 0);
+    assert!(said.contains("2 done"), "{said}");
+    assert_sound(Path::new(&db));
+}
+
+#[test]
 fn a_threshold_below_the_floor_names_what_needs_the_model_again() {
     let (_folder, db, photos) = folder(4);
     expect(&call(&["add", &db, &photos]), 0);
