@@ -4,7 +4,6 @@
 //! Source: `transformers`, `modeling_grounding_dino.py` and `processing_grounding_dino.py`; the reading by token
 //! spans is this project's own, because the reference's may name what nobody asked for.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use ndarray::{Array2, Array4, ArrayView2, Axis, s};
 use super::facts::{self, Facts};
 use super::hub::HubConfig;
 use super::port::Feed;
-use super::prompt::{self, Label};
+use super::prompt::{self, Label, Prompts};
 use super::session::Graph;
 use super::text::{Text, Token};
 use super::transformer::{Heads, MaskPort, check_finite, corner_box, image_of, sigmoid, trial_size};
@@ -27,10 +26,6 @@ use crate::row::{RowCode, RowError};
 
 /// Tokens that the model reads at most, where nothing else is said; also the columns of its scores.
 const TOKENS_MOST: usize = 256;
-
-/// Distinct prompts whose tokens are remembered. A table with a prompt of its own in every row must not fill the
-/// memory.
-const PROMPTS_REMEMBERED: usize = 10_000;
 
 /// What a graph is tried with.
 const TRIAL_PROMPT: &str = "an object. a thing.";
@@ -72,8 +67,6 @@ struct Reader {
     borders: Vec<i64>,
     tokens_most: usize,
     rule: Labels,
-    default: Option<String>,
-    known: HashMap<String, Result<Arc<Prepared>, String>>,
 }
 
 /// A GroundingDINO that is loaded.
@@ -85,6 +78,7 @@ pub(super) struct GroundingDino {
     /// Tokens that the graph demands, where it does not leave them open.
     fixed_tokens: Option<usize>,
     reader: Reader,
+    prompts: Prompts<Prepared>,
 }
 
 impl GroundingDino {
@@ -102,9 +96,12 @@ impl GroundingDino {
         let fixed_tokens = graph.inputs[ports.input_ids].fixed(1);
         let tokens_most = config.max_text_tokens.unwrap_or(TOKENS_MOST).min(fixed_tokens.unwrap_or(usize::MAX));
         let mut reader = Reader::new(text, tokens_most, detect).map_err(|why| graph.refuse(why))?;
-        let trial = reader.prepare(TRIAL_PROMPT).map_err(|why| graph.refuse(why))?;
+        let mut prompts = Prompts::new(detect.prompt.clone());
+        let trial = prompts.prepare(TRIAL_PROMPT, |labels| reader.make(labels)).map_err(|why| graph.refuse(why))?;
         if let Some(prompt) = &detect.prompt {
-            reader.prepare(prompt).map_err(|why| Error::Usage(format!("--prompt: {why}")))?;
+            prompts
+                .prepare(prompt, |labels| reader.make(labels))
+                .map_err(|why| Error::Usage(format!("--prompt: {why}")))?;
         }
         let borders = reader.borders.clone();
         let padding = reader.text.padding;
@@ -121,7 +118,7 @@ impl GroundingDino {
         if let Ok(columns) = usize::try_from(graph.outputs[heads.logits].dims[2]) {
             reader.tokens_most = reader.tokens_most.min(columns.max(chunk.tokens.len()));
         }
-        Ok((Self { graph, input, heads, ports, fixed_tokens, reader }, note))
+        Ok((Self { graph, input, heads, ports, fixed_tokens, reader, prompts }, note))
     }
 
     /// Candidates of pairs of an image of `batch` and a part of its prompt.
@@ -192,7 +189,8 @@ impl Detector for GroundingDino {
         asked: &[Asked<'_>],
         floor: f32,
     ) -> Result<Vec<Result<Found, RowError>>, ModelError> {
-        let prepared: Vec<Result<Arc<Prepared>, RowError>> = asked.iter().map(|a| self.reader.of(a.prompt)).collect();
+        let prepared: Vec<Result<Arc<Prepared>, RowError>> =
+            asked.iter().map(|a| self.prompts.of(a.prompt, |labels| self.reader.make(labels))).collect();
         let pairs: Vec<(usize, &Chunk)> = prepared
             .iter()
             .enumerate()
@@ -231,30 +229,7 @@ impl Reader {
         let mut borders: Vec<i64> = around.collect();
         borders.extend(text.single("."));
         borders.extend(text.single("?"));
-        let known = HashMap::new();
-        Ok(Self { text, full_stop, borders, tokens_most, rule: detect.labels, default: detect.prompt.clone(), known })
-    }
-
-    /// The prompt of a row, or the run's.
-    fn of(&mut self, prompt: Option<&str>) -> Result<Arc<Prepared>, RowError> {
-        let default = self.default.clone();
-        let Some(prompt) = prompt.map(str::to_owned).or(default) else {
-            return Err(RowError::new(RowCode::Prompt, "the row has no prompt, and no --prompt is given"));
-        };
-        self.prepare(&prompt).map_err(|why| RowError::new(RowCode::Prompt, why))
-    }
-
-    /// Tokens of a prompt, made once.
-    fn prepare(&mut self, prompt: &str) -> Result<Arc<Prepared>, String> {
-        if let Some(known) = self.known.get(prompt) {
-            return known.clone();
-        }
-        let made = prompt::labels(prompt).and_then(|labels| self.make(&labels)).map(Arc::new);
-        if self.known.len() >= PROMPTS_REMEMBERED {
-            self.known.clear();
-        }
-        self.known.insert(prompt.to_owned(), made.clone());
-        made
+        Ok(Self { text, full_stop, borders, tokens_most, rule: detect.labels })
     }
 
     fn make(&self, labels: &[Label]) -> Result<Prepared, String> {

@@ -2,14 +2,13 @@
 //!
 //! Source: `transformers`, `modeling_owlvit.py`, `modeling_owlv2.py` and their processors.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use ndarray::{Array2, Array4, ArrayView2, Axis, s};
 
 use super::facts::{self, Facts};
 use super::port::Feed;
-use super::prompt::{self, Label};
+use super::prompt::{Label, Prompts};
 use super::session::Graph;
 use super::text::Text;
 use super::transformer::{Heads, check_finite, corner_box, image_of, sigmoid, trial_size};
@@ -23,9 +22,6 @@ use crate::row::{RowCode, RowError};
 
 /// Tokens of a label, by the families' `max_position_embeddings`.
 const TOKENS: usize = 16;
-
-/// Distinct prompts whose tokens are remembered.
-const PROMPTS_REMEMBERED: usize = 10_000;
 
 /// What a graph is tried with.
 const TRIAL_PROMPT: &str = "an object. a thing.";
@@ -49,10 +45,15 @@ pub(super) struct Owl {
     attention_mask: Option<usize>,
     /// Labels per image that the graph demands.
     fixed_labels: Option<usize>,
-    tokens: usize,
+    texts: Texts,
+    prompts: Prompts<Prepared>,
+}
+
+/// What turns labels into tokens.
+struct Texts {
     text: Text,
-    default: Option<String>,
-    known: HashMap<String, Result<Arc<Prepared>, String>>,
+    /// Tokens of a label, with what surrounds and fills it.
+    tokens: usize,
 }
 
 impl Owl {
@@ -78,15 +79,15 @@ impl Owl {
             // As many texts as the graph demands belong to one image.
             graph.fixed_batch = Some(1);
         }
-        let (default, known) = (detect.prompt.clone(), HashMap::new());
-        let mut owl =
-            Self { graph, input, heads, input_ids, attention_mask, fixed_labels, tokens, text, default, known };
-        let trial = owl.prepare(TRIAL_PROMPT).map_err(|why| owl.graph.refuse(why))?;
-        if let Some(prompt) = owl.default.clone() {
-            owl.prepare(&prompt).map_err(|why| Error::Usage(format!("--prompt: {why}")))?;
+        let (texts, mut prompts) = (Texts { text, tokens }, Prompts::new(detect.prompt.clone()));
+        let trial = prompts.prepare(TRIAL_PROMPT, |labels| texts.make(labels)).map_err(|why| graph.refuse(why))?;
+        if let Some(prompt) = &detect.prompt {
+            let made = prompts.prepare(prompt, |labels| texts.make(labels));
+            made.map_err(|why| Error::Usage(format!("--prompt: {why}")))?;
         }
+        let mut owl = Self { graph, input, heads, input_ids, attention_mask, fixed_labels, texts, prompts };
         let labels = owl.labels_per_image(&[&trial]);
-        let (ids, mask, padding) = (owl.input_ids, owl.attention_mask, owl.tokens);
+        let (ids, mask, padding) = (owl.input_ids, owl.attention_mask, owl.texts.tokens);
         let extra =
             |rows: usize, _: Size| text_feeds(ids, mask, &vec![trial.as_ref(); rows], 0..labels, labels, padding);
         let size = trial_size(&owl.input);
@@ -100,26 +101,9 @@ impl Owl {
         let most = prepared.iter().map(|p| p.ids.nrows()).max().unwrap_or(1);
         self.fixed_labels.unwrap_or(most)
     }
+}
 
-    fn of(&mut self, prompt: Option<&str>) -> Result<Arc<Prepared>, RowError> {
-        let Some(prompt) = prompt.map(str::to_owned).or_else(|| self.default.clone()) else {
-            return Err(RowError::new(RowCode::Prompt, "the row has no prompt, and no --prompt is given"));
-        };
-        self.prepare(&prompt).map_err(|why| RowError::new(RowCode::Prompt, why))
-    }
-
-    fn prepare(&mut self, prompt: &str) -> Result<Arc<Prepared>, String> {
-        if let Some(known) = self.known.get(prompt) {
-            return known.clone();
-        }
-        let made = prompt::labels(prompt).and_then(|labels| self.make(&labels)).map(Arc::new);
-        if self.known.len() >= PROMPTS_REMEMBERED {
-            self.known.clear();
-        }
-        self.known.insert(prompt.to_owned(), made.clone());
-        made
-    }
-
+impl Texts {
     fn make(&self, labels: &[Label]) -> Result<Prepared, String> {
         let shape = (labels.len(), self.tokens);
         let mut ids = Array2::from_elem(shape, self.text.padding);
@@ -179,7 +163,8 @@ impl Detector for Owl {
         asked: &[Asked<'_>],
         floor: f32,
     ) -> Result<Vec<Result<Found, RowError>>, ModelError> {
-        let prepared: Vec<Result<Arc<Prepared>, RowError>> = asked.iter().map(|a| self.of(a.prompt)).collect();
+        let of = |a: &Asked<'_>| self.prompts.of(a.prompt, |labels| self.texts.make(labels));
+        let prepared: Vec<Result<Arc<Prepared>, RowError>> = asked.iter().map(of).collect();
         let sound: Vec<(usize, &Arc<Prepared>)> =
             prepared.iter().enumerate().filter_map(|(i, p)| p.as_ref().ok().map(|p| (i, p))).collect();
         let Some((_, first)) = sound.first() else {
@@ -197,7 +182,8 @@ impl Detector for Owl {
         let mut scores: Vec<Result<Vec<Place>, RowError>> = vec![Ok(Vec::new()); asked.len()];
         for begin in (0..most).step_by(per_image) {
             let range = begin..begin + per_image;
-            let feeds = text_feeds(self.input_ids, self.attention_mask, &texts, range.clone(), per_image, self.tokens);
+            let feeds =
+                text_feeds(self.input_ids, self.attention_mask, &texts, range.clone(), per_image, self.texts.tokens);
             self.graph.call(filled.view(), &feeds, &self.heads.both(), |given| {
                 for (image, prepared) in &sound {
                     let labels = range.start..range.end.min(prepared.ids.nrows());

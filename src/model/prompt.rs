@@ -1,4 +1,10 @@
-//! A prompt is a list of labels. How people write one, and what the models are sent. Pure: knows no tokens.
+//! A prompt is a list of labels. How people write one, what the models are sent,
+//! and what was made of those already met. Pure: knows no tokens.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::row::{RowCode, RowError};
 
 /// A longer label is a mistake, and it would be stored with every region.
 const LABEL_BYTES_MOST: usize = 1_000;
@@ -46,6 +52,56 @@ pub(super) fn labels(prompt: &str) -> Result<Vec<Label>, String> {
         return Err("the prompt names nothing to look for; write labels as \"a cat. a dog.\" or a JSON list".to_owned());
     }
     Ok(labels)
+}
+
+/// Distinct prompts whose tokens are remembered. A table with a prompt of its own in every row must not fill the
+/// memory.
+const PROMPTS_REMEMBERED: usize = 10_000;
+
+/// What an adapter made of the prompts that it met, each made once.
+pub(super) struct Prompts<P> {
+    /// For rows without their own.
+    run: Option<String>,
+    known: HashMap<String, Result<Arc<P>, String>>,
+}
+
+impl<P> Prompts<P> {
+    /// `run` is the prompt of rows without their own.
+    pub(super) fn new(run: Option<String>) -> Self {
+        Self { run, known: HashMap::new() }
+    }
+
+    /// What `make` makes of a row's prompt, or the run's.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be used: code `prompt`.
+    pub(super) fn of(
+        &mut self,
+        prompt: Option<&str>,
+        make: impl FnOnce(&[Label]) -> Result<P, String>,
+    ) -> Result<Arc<P>, RowError> {
+        let Some(prompt) = prompt.map(str::to_owned).or_else(|| self.run.clone()) else {
+            return Err(RowError::new(RowCode::Prompt, "the row has no prompt, and no --prompt is given"));
+        };
+        self.prepare(&prompt, make).map_err(|why| RowError::new(RowCode::Prompt, why))
+    }
+
+    /// The same for a prompt that is given, with the reason as text.
+    pub(super) fn prepare(
+        &mut self,
+        prompt: &str,
+        make: impl FnOnce(&[Label]) -> Result<P, String>,
+    ) -> Result<Arc<P>, String> {
+        if let Some(known) = self.known.get(prompt) {
+            return known.clone();
+        }
+        let made = labels(prompt).and_then(|labels| make(&labels)).map(Arc::new);
+        if self.known.len() >= PROMPTS_REMEMBERED {
+            self.known.clear();
+        }
+        self.known.insert(prompt.to_owned(), made.clone());
+        made
+    }
 }
 
 /// What GroundingDINO is sent: `a cat. a dog.`, for the log.
