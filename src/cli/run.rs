@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use croprow::config::{RunConfig, Stale};
 use croprow::db::Db;
 use croprow::db::claim::RunId;
-use croprow::db::due::{InForce, RecipeId, Standing, Tally};
+use croprow::db::due::{InForce, RecipeId, Standing, Tally, images_where};
 use croprow::db::runs::NewRun;
 use croprow::db::select::Carried;
 use croprow::error::Error;
@@ -106,13 +106,13 @@ impl Plan {
         let settings = Settings { reselect, ..settings };
         let carried = recipes.carried(db, reselect)?;
         let to_select = db.count_carried(&carried)?;
-        let waiting =
-            tally.iter().filter(|(from, _)| is_pending(from.settled(asked, stale))).map(|(_, n)| n).sum::<u64>();
+        let waiting = images_where(&tally, |from| is_pending(from.settled(asked, stale)));
         let waiting = waiting.min(args.limit.unwrap_or(u64::MAX));
-        let of =
-            |wanted: &dyn Fn(&Standing) -> bool| tally.iter().filter(|(s, _)| wanted(s)).map(|(_, n)| n).sum::<u64>();
-        let to_detect = of(&|s| s.settled(asked, stale).detect == Some(State::Pending));
-        let kept = if stale == Stale::Keep { of(&|s| s.is_stale(asked)).saturating_sub(to_select) } else { 0 };
+        let to_detect = images_where(&tally, |from| from.settled(asked, stale).detect == Some(State::Pending));
+        let kept = match stale {
+            Stale::Keep => images_where(&tally, |s| s.is_stale(asked)).saturating_sub(to_select),
+            Stale::Redo => 0,
+        };
         Ok(Self { settings, config, recipes, stale, carried, to_select, waiting, to_detect, kept, remembered })
     }
 
@@ -169,7 +169,7 @@ fn choose_stale(
     tally: &Tally,
     carried: &Carried,
 ) -> Result<Stale, Error> {
-    let all: u64 = tally.iter().filter(|(s, _)| s.is_stale(asked)).map(|(_, n)| n).sum();
+    let all = images_where(tally, |s| s.is_stale(asked));
     // Rows with a prompt of their own do not depend on the run's.
     let own_prompt = db.count_carried(&Carried { any: Vec::new(), ..carried.clone() })?;
     let stale = all.saturating_sub(own_prompt);
@@ -181,8 +181,7 @@ fn choose_stale(
         // The same question was answered when these recipes came into force.
         (None, Some(said)) if asked == db.in_force()? => Ok(said),
         _ => {
-            let done: u64 =
-                tally.iter().filter(|(s, _)| [s.detect, s.embed].contains(&Some(State::Done))).map(|(_, n)| n).sum();
+            let done = images_where(tally, |s| [s.detect, s.embed].contains(&Some(State::Done)));
             let selected = db.count_carried(&Carried { own_prompt: Vec::new(), ..carried.clone() })?;
             let cheap = match selected {
                 0 => String::new(),

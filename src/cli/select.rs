@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use croprow::db::Db;
-use croprow::db::due::Standing;
+use croprow::db::due::{InForce, images_where};
 use croprow::db::runs::NewRun;
 use croprow::db::select::{Carried, Reselected, Selector};
 use croprow::error::Error;
@@ -95,12 +95,7 @@ pub(crate) fn apply(
     result
 }
 
-fn walk(
-    db: &mut Db,
-    recipes: &Recipes,
-    carried: &Carried,
-    in_force: croprow::db::due::InForce,
-) -> Result<Reselected, Error> {
+fn walk(db: &mut Db, recipes: &Recipes, carried: &Carried, in_force: InForce) -> Result<Reselected, Error> {
     let Some(rule) = recipes.rule() else { return Ok(Reselected::default()) };
     let total = db.count_carried(carried)?;
     let select = |packed: &[u8], vocabulary: &_, size| regions_of(packed, vocabulary, &rule.selection, size);
@@ -133,13 +128,13 @@ pub(crate) fn describe(done: Reselected, took: Duration) -> String {
 fn report(db: &Db, done: Reselected, took: Duration, json: bool) -> Result<(), Error> {
     let (median, largest, images) = db.candidate_bytes()?;
     let (tally, in_force) = (db.tally()?, db.in_force()?);
-    let of = |wanted: &dyn Fn(&Standing) -> bool| tally.iter().filter(|(s, _)| wanted(s)).map(|(_, n)| n).sum::<u64>();
-    let others = of(&|s| s.detect == Some(State::Done) && s.detect_recipe != in_force.detect);
-    let pending = of(&|s| s.embed == Some(State::Pending));
+    let others = images_where(&tally, |s| s.detect == Some(State::Done) && s.detect_recipe != in_force.detect);
+    let pending = images_where(&tally, |s| s.embed == Some(State::Pending));
     if json {
         let summary = serde_json::json!({
             "images": done.images, "changed": done.changed, "regions_new": done.new, "regions_gone": done.gone,
-            "regions_kept": done.kept, "embed_pending": pending, "damaged": done.damaged, "images_of_other_recipes": others, "seconds": took.as_secs_f64(),
+            "regions_kept": done.kept, "embed_pending": pending, "damaged": done.damaged,
+            "images_of_other_recipes": others, "seconds": took.as_secs_f64(),
             "candidate_bytes_median": median, "candidate_bytes_most": largest, "images_with_candidates": images,
         });
         return print(&format!("{summary}\n"));

@@ -103,6 +103,11 @@ impl Standing {
 /// How many images stand where.
 pub type Tally = Vec<(Standing, u64)>;
 
+/// How many images of `tally` stand as `wanted` says.
+pub fn images_where(tally: &Tally, wanted: impl Fn(&Standing) -> bool) -> u64 {
+    tally.iter().filter(|(standing, _)| wanted(standing)).map(|(_, images)| images).sum()
+}
+
 impl Db {
     /// How many images stand where. Costs the number of combinations, not of images.
     ///

@@ -7,7 +7,7 @@ use rusqlite::{Row, Transaction, named_params, params};
 
 use super::Db;
 use super::commit::{Difference, delete_regions, replace_regions};
-use super::due::{InForce, RecipeId};
+use super::due::{InForce, RecipeId, images_where};
 use crate::candidate::Vocabulary;
 use crate::error::Error;
 use crate::geometry::Size;
@@ -51,7 +51,7 @@ pub struct Reselected {
 pub type Rule<'a> = dyn Fn(&[u8], &Vocabulary, Size) -> Result<Vec<Region>, Error> + 'a;
 
 /// One image's candidates and how it stands.
-struct Kept {
+struct Stored {
     id: i64,
     size: Size,
     vocabulary: i64,
@@ -84,7 +84,7 @@ impl<'a> Selector<'a> {
     pub fn step(&mut self, db: &mut Db) -> Result<bool, Error> {
         let ids = |recipes: &[RecipeId]| serde_json::json!(recipes.iter().map(|r| r.0).collect::<Vec<_>>()).to_string();
         let tx = db.write()?;
-        let page: Vec<Kept> = tx
+        let page: Vec<Stored> = tx
             .prepare_cached(
                 "SELECT i.id, ifnull(i.width_px, 0), ifnull(i.height_px, 0), c.vocabulary_id, c.packed, i.embed_state, i.embed_recipe_id
                  FROM images i JOIN candidates c ON c.image_id = i.id
@@ -95,7 +95,7 @@ impl<'a> Selector<'a> {
             )?
             .query_map(
                 params![self.after, ids(&self.carried.any), ids(&self.carried.own_prompt), CHUNK_ROWS],
-                Kept::from_row,
+                Stored::from_row,
             )?
             .collect::<Result<_, _>>()?;
         let Some(last) = page.last() else { return Ok(false) };
@@ -149,7 +149,7 @@ impl<'a> Selector<'a> {
     }
 }
 
-impl Kept {
+impl Stored {
     fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             id: row.get(0)?,
@@ -164,7 +164,7 @@ impl Kept {
 
 /// The row belongs to the recipe in force; it waits for the embedder where a region has no vector yet. True where
 /// it begins to wait.
-fn take_over(tx: &Transaction<'_>, kept: &Kept, difference: Difference, in_force: InForce) -> Result<bool, Error> {
+fn take_over(tx: &Transaction<'_>, kept: &Stored, difference: Difference, in_force: InForce) -> Result<bool, Error> {
     let regions_changed = difference.new + difference.gone > 0;
     let (state, recipe) = match in_force.embed {
         Some(recipe) if regions_changed || kept.embed_state.is_none() => {
@@ -220,10 +220,9 @@ impl Db {
     /// Those of the database.
     pub fn count_carried(&self, carried: &Carried) -> Result<u64, Error> {
         let of = |recipes: &[RecipeId]| -> Result<u64, Error> {
-            let done = self.tally()?.into_iter().filter(|(standing, _)| {
+            Ok(images_where(&self.tally()?, |standing| {
                 standing.detect == Some(State::Done) && standing.detect_recipe.is_some_and(|r| recipes.contains(&r))
-            });
-            Ok(done.map(|(_, images)| images).sum())
+            }))
         };
         let mut count = of(&carried.any)?;
         if of(&carried.own_prompt)? > 0 {

@@ -12,7 +12,7 @@ use super::facts::{self, Facts};
 use super::hub::HubConfig;
 use super::session::Graph;
 use super::transformer::{Heads, MaskPort, check_finite, corner_box, image_of, sigmoid, trial_size};
-use super::{Asked, Detector, Found, ModelError, Terminator};
+use super::{Asked, Detector, Found, ModelError, loaded_graph};
 use crate::candidate::{Candidate, Naming, Vocabulary};
 use crate::error::Error;
 use crate::geometry::Size;
@@ -62,36 +62,21 @@ impl Detr {
     }
 }
 
-impl Detector for Detr {
-    fn input(&self) -> &ImageInput {
-        &self.input
-    }
+loaded_graph!(Detr);
 
-    fn takes_prompts(&self) -> bool {
-        false
-    }
-
-    fn describe(&self) -> Facts {
-        let mut facts = facts::of_graph(&self.graph);
+impl Detr {
+    fn own_facts(&self) -> Facts {
         let scores = match self.scores {
             Scores::Softmax => "softmax over classes and none",
             Scores::Sigmoid => "sigmoid of each class",
         };
-        facts.push(("family", format!("detr, {scores}")));
-        facts.push(facts::of_labels(&self.vocabulary));
-        facts
+        vec![("family", format!("detr, {scores}")), facts::of_labels(&self.vocabulary)]
     }
+}
 
-    fn fixed_batch(&self) -> Option<usize> {
-        self.graph.fixed_batch
-    }
-
-    fn take_one_by_one(&mut self) {
-        self.graph.fixed_batch = Some(1);
-    }
-
-    fn terminator(&self) -> Terminator {
-        self.graph.terminator()
+impl Detector for Detr {
+    fn takes_prompts(&self) -> bool {
+        false
     }
 
     fn detect(

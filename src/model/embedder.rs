@@ -6,14 +6,14 @@ use ndarray::Array4;
 use super::card::Card;
 use super::constants::Constants;
 use super::device::EffectiveDevice;
-use super::facts::{self, Facts};
+use super::facts::Facts;
 use super::files::ModelFiles;
 use super::hub::HubConfig;
 use super::input::{self, Draft};
 use super::library::Runtime;
 use super::pooling::{self, Reading};
 use super::session::Graph;
-use super::{Embedder, ModelError, Terminator, detector};
+use super::{Embedder, ModelError, detector, loaded_graph};
 use crate::config::EmbedConfig;
 use crate::error::Error;
 use crate::geometry::Size;
@@ -69,33 +69,21 @@ impl VectorModel {
     }
 }
 
-impl Embedder for VectorModel {
-    fn input(&self) -> &ImageInput {
-        &self.input
-    }
+loaded_graph!(VectorModel);
 
+impl VectorModel {
+    fn own_facts(&self) -> Facts {
+        let output = &self.graph.outputs[self.reading.output].name;
+        vec![
+            ("pooling", format!("{} of {output}", self.reading.pooling.word())),
+            ("normalize", if self.normalize { "L2" } else { "no" }.to_owned()),
+        ]
+    }
+}
+
+impl Embedder for VectorModel {
     fn dim(&self) -> usize {
         self.dim
-    }
-
-    fn describe(&self) -> Facts {
-        let mut facts = facts::of_graph(&self.graph);
-        let output = &self.graph.outputs[self.reading.output].name;
-        facts.push(("pooling", format!("{} of {output}", self.reading.pooling.word())));
-        facts.push(("normalize", if self.normalize { "L2" } else { "no" }.to_owned()));
-        facts
-    }
-
-    fn fixed_batch(&self) -> Option<usize> {
-        self.graph.fixed_batch
-    }
-
-    fn take_one_by_one(&mut self) {
-        self.graph.fixed_batch = Some(1);
-    }
-
-    fn terminator(&self) -> Terminator {
-        self.graph.terminator()
     }
 
     fn embed(&mut self, batch: &Array4<f32>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError> {

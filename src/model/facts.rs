@@ -108,7 +108,7 @@ fn fit(fit: Fit) -> String {
     }
 }
 
-/// Inputs and outputs with their types; for [`Detector::describe`] and [`Embedder::describe`].
+/// Inputs and outputs with their types; for [`Loaded::describe`](super::Loaded::describe).
 pub(super) fn of_graph(graph: &Graph) -> Facts {
     vec![("inputs", port::describe(&graph.inputs)), ("outputs", port::describe(&graph.outputs))]
 }

@@ -28,7 +28,7 @@ const SUFFIXES: [(Precision, &str); 8] = [
 
 /// A graph in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Candidate {
+pub(super) struct GraphFile {
     pub path: PathBuf,
     pub precision: Precision,
     /// Relative to the folder, for messages.
@@ -40,11 +40,11 @@ pub(super) struct Candidate {
 ///
 /// # Errors
 /// There is none, or it is not clear which. The text is a fragment for a message about the folder.
-pub(super) fn graphs_in(folder: &Path) -> Result<Vec<Candidate>, String> {
+pub(super) fn graphs_in(folder: &Path) -> Result<Vec<GraphFile>, String> {
     let top = names_in(folder).map_err(|e| reason(&e))?;
     let below = folder.join(ONNX_FOLDER);
     let inner = if below.is_dir() { names_in(&below).map_err(|e| reason(&e))? } else { Vec::new() };
-    let mut all: Vec<Candidate> = top.iter().filter_map(|n| candidate(folder, n, n)).collect();
+    let mut all: Vec<GraphFile> = top.iter().filter_map(|n| candidate(folder, n, n)).collect();
     all.extend(inner.iter().filter_map(|n| candidate(&below, n, &format!("{ONNX_FOLDER}/{n}"))));
     let mut stems: Vec<&str> = all.iter().map(|c| c.stem.as_str()).collect();
     stems.sort_unstable();
@@ -64,7 +64,7 @@ pub(super) fn graphs_in(folder: &Path) -> Result<Vec<Candidate>, String> {
     };
     all.retain(|c| c.stem == stem);
     // What lies on top comes first; the same precision again, in `onnx/`, is a copy that is never taken.
-    let mut graphs: Vec<Candidate> = Vec::new();
+    let mut graphs: Vec<GraphFile> = Vec::new();
     for (precision, _) in SUFFIXES {
         graphs.extend(all.iter().find(|c| c.precision == precision).cloned());
     }
@@ -75,7 +75,7 @@ pub(super) fn graphs_in(folder: &Path) -> Result<Vec<Candidate>, String> {
 ///
 /// # Errors
 /// A precision was asked for that is not there; the text lists those that are.
-pub(super) fn choose(graphs: Vec<Candidate>, wanted: Precision, half: bool) -> Result<PathBuf, String> {
+pub(super) fn choose(graphs: Vec<GraphFile>, wanted: Precision, half: bool) -> Result<PathBuf, String> {
     let of = |precision: Precision| graphs.iter().find(|c| c.precision == precision);
     let chosen = match wanted {
         Precision::Auto if half => of(Precision::Fp16).or(graphs.first()),
@@ -138,12 +138,12 @@ pub(super) fn snapshot_of(folder: &Path) -> Result<PathBuf, String> {
     }
 }
 
-fn candidate(folder: &Path, file: &str, name: &str) -> Option<Candidate> {
+fn candidate(folder: &Path, file: &str, name: &str) -> Option<GraphFile> {
     let whole = file.strip_suffix(".onnx").or_else(|| file.strip_suffix(".ONNX"))?;
     let with = |(precision, suffix): &(Precision, &'static str)| Some((whole.strip_suffix(suffix)?, *precision));
     // The bare name is a suffix of every name: it is asked last.
     let (stem, precision) = SUFFIXES.iter().rev().find_map(with)?;
-    Some(Candidate { path: folder.join(file), precision, name: name.to_owned(), stem: stem.to_owned() })
+    Some(GraphFile { path: folder.join(file), precision, name: name.to_owned(), stem: stem.to_owned() })
 }
 
 pub(super) fn names_in(folder: &Path) -> io::Result<Vec<String>> {

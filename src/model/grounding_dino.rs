@@ -4,19 +4,20 @@
 //! Source: `transformers`, `modeling_grounding_dino.py` and `processing_grounding_dino.py`; the reading by token
 //! spans is this project's own, because the reference's may name what nobody asked for.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use ndarray::{Array2, Array4, ArrayView2, Axis, s};
 
-use super::facts::{self, Facts};
+use super::facts::Facts;
 use super::hub::HubConfig;
 use super::port::Feed;
 use super::prompt::{self, Label, Prompts};
 use super::session::Graph;
 use super::text::{Text, Token};
 use super::transformer::{Heads, MaskPort, check_finite, corner_box, image_of, sigmoid, trial_size};
-use super::{Asked, Detector, Found, ModelError, Terminator};
+use super::{Asked, Detector, Found, ModelError, loaded_graph};
 use crate::candidate::{Candidate, Naming, Vocabulary};
 use crate::config::DetectConfig;
 use crate::error::Error;
@@ -131,10 +132,12 @@ impl GroundingDino {
     ) -> Result<Vec<Result<Vec<Candidate>, RowError>>, ModelError> {
         let (_, _, height, width) = batch.dim();
         let size = Size::new(width as u32, height as u32);
-        let images = if pairs.iter().enumerate().all(|(i, (image, _))| i == *image) {
-            batch.slice(s![..pairs.len(), .., .., ..]).to_owned()
+        let places: Vec<usize> = pairs.iter().map(|(image, _)| *image).collect();
+        // As a rule each image is asked once, and nothing has to be copied.
+        let images = if places.iter().copied().eq(0..batch.len_of(Axis(0))) {
+            Cow::Borrowed(batch)
         } else {
-            batch.select(Axis(0), &pairs.iter().map(|(image, _)| *image).collect::<Vec<_>>())
+            Cow::Owned(batch.select(Axis(0), &places))
         };
         let filled = self.graph.filled(&images)?;
         let rows = filled.len_of(Axis(0));
@@ -156,31 +159,17 @@ impl GroundingDino {
     }
 }
 
-impl Detector for GroundingDino {
-    fn input(&self) -> &ImageInput {
-        &self.input
-    }
+loaded_graph!(GroundingDino);
 
+impl GroundingDino {
+    fn own_facts(&self) -> Facts {
+        vec![("family", "grounding-dino".to_owned())]
+    }
+}
+
+impl Detector for GroundingDino {
     fn takes_prompts(&self) -> bool {
         true
-    }
-
-    fn describe(&self) -> Facts {
-        let mut facts = facts::of_graph(&self.graph);
-        facts.push(("family", "grounding-dino".to_owned()));
-        facts
-    }
-
-    fn fixed_batch(&self) -> Option<usize> {
-        self.graph.fixed_batch
-    }
-
-    fn take_one_by_one(&mut self) {
-        self.graph.fixed_batch = Some(1);
-    }
-
-    fn terminator(&self) -> Terminator {
-        self.graph.terminator()
     }
 
     fn detect(

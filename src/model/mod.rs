@@ -47,13 +47,10 @@ use crate::geometry::Size;
 use crate::recipe::ImageInput;
 use crate::row::RowError;
 
-/// A detector that is loaded. One thread owns it.
-pub trait Detector: Send {
+/// What any model that is loaded can, whatever it is for. One thread owns it.
+pub trait Loaded: Send {
     /// What its input wants. Constant.
     fn input(&self) -> &ImageInput;
-
-    /// True where an image needs a prompt: its own, or the one of the run.
-    fn takes_prompts(&self) -> bool;
 
     /// Images per call that the graph demands; `None` where any number will do. Fewer are filled with blank
     /// images inside the call, more are refused.
@@ -62,13 +59,49 @@ pub trait Detector: Send {
     /// From now on the graph is given one image at a time, whatever it would take.
     fn take_one_by_one(&mut self);
 
-    /// What only this detector knows of itself, for people: family, inputs and outputs, labels.
+    /// Ends the call in flight, from any thread.
+    fn terminator(&self) -> Terminator;
+
+    /// What only this model knows of itself, for people: inputs and outputs, family, labels, pooling.
     fn describe(&self) -> Facts {
         Facts::new()
     }
+}
 
-    /// Ends the call in flight, from any thread.
-    fn terminator(&self) -> Terminator;
+/// [`Loaded`] for a struct with the fields `graph` and `input`, and a method `own_facts`.
+macro_rules! loaded_graph {
+    ($model:ty) => {
+        impl $crate::model::Loaded for $model {
+            fn input(&self) -> &$crate::recipe::ImageInput {
+                &self.input
+            }
+
+            fn fixed_batch(&self) -> Option<usize> {
+                self.graph.fixed_batch
+            }
+
+            fn take_one_by_one(&mut self) {
+                self.graph.fixed_batch = Some(1);
+            }
+
+            fn terminator(&self) -> $crate::model::Terminator {
+                self.graph.terminator()
+            }
+
+            fn describe(&self) -> $crate::model::facts::Facts {
+                let mut facts = $crate::model::facts::of_graph(&self.graph);
+                facts.extend(self.own_facts());
+                facts
+            }
+        }
+    };
+}
+use loaded_graph;
+
+/// A detector that is loaded.
+pub trait Detector: Loaded {
+    /// True where an image needs a prompt: its own, or the one of the run.
+    fn takes_prompts(&self) -> bool;
 
     /// Candidates above `floor` for each image of `batch` (`[n, 3, height, width]`), in input pixels, not
     /// clipped, before any suppression, in the order of the graph's output. Outputs are copied to the host
@@ -103,28 +136,10 @@ pub struct Found {
     pub vocabulary: Arc<Vocabulary>,
 }
 
-/// An embedder that is loaded. One thread owns it.
-pub trait Embedder: Send {
-    /// What its input wants. Constant.
-    fn input(&self) -> &ImageInput;
-
+/// An embedder that is loaded.
+pub trait Embedder: Loaded {
     /// Length of a vector. Constant.
     fn dim(&self) -> usize;
-
-    /// Images per call that the graph demands; `None` where any number will do. Fewer are filled with blank
-    /// images inside the call, more are refused.
-    fn fixed_batch(&self) -> Option<usize>;
-
-    /// From now on the graph is given one image at a time, whatever it would take.
-    fn take_one_by_one(&mut self);
-
-    /// What only this embedder knows of itself, for people: inputs and outputs, and which of them is the vector.
-    fn describe(&self) -> Facts {
-        Facts::new()
-    }
-
-    /// Ends the call in flight, from any thread.
-    fn terminator(&self) -> Terminator;
 
     /// One vector of `dim` numbers for each image of `batch` (`[n, 3, height, width]`), L2-normalised where
     /// the model or the user says so. A vector that is not finite or all zero fails alone with `nan_output`.

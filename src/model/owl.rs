@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use ndarray::{Array2, Array4, ArrayView2, Axis, s};
 
-use super::facts::{self, Facts};
+use super::facts::Facts;
 use super::port::Feed;
 use super::prompt::{Label, Prompts};
 use super::session::Graph;
 use super::text::Text;
 use super::transformer::{Heads, check_finite, corner_box, image_of, sigmoid, trial_size};
-use super::{Asked, Detector, Found, ModelError, Terminator};
+use super::{Asked, Detector, Found, ModelError, loaded_graph};
 use crate::candidate::{Candidate, Naming, Vocabulary};
 use crate::config::DetectConfig;
 use crate::error::Error;
@@ -130,31 +130,17 @@ impl Texts {
     }
 }
 
-impl Detector for Owl {
-    fn input(&self) -> &ImageInput {
-        &self.input
-    }
+loaded_graph!(Owl);
 
+impl Owl {
+    fn own_facts(&self) -> Facts {
+        vec![("family", "owl".to_owned())]
+    }
+}
+
+impl Detector for Owl {
     fn takes_prompts(&self) -> bool {
         true
-    }
-
-    fn describe(&self) -> Facts {
-        let mut facts = facts::of_graph(&self.graph);
-        facts.push(("family", "owl".to_owned()));
-        facts
-    }
-
-    fn fixed_batch(&self) -> Option<usize> {
-        self.graph.fixed_batch
-    }
-
-    fn take_one_by_one(&mut self) {
-        self.graph.fixed_batch = Some(1);
-    }
-
-    fn terminator(&self) -> Terminator {
-        self.graph.terminator()
     }
 
     fn detect(
@@ -179,7 +165,7 @@ impl Detector for Owl {
         sound.iter().for_each(|(i, p)| texts[*i] = p.as_ref());
         let most = sound.iter().map(|(_, p)| p.ids.nrows()).max().unwrap_or(1);
         let per_image = self.labels_per_image(&sound.iter().map(|(_, p)| *p).collect::<Vec<_>>());
-        let mut scores: Vec<Result<Vec<Place>, RowError>> = vec![Ok(Vec::new()); asked.len()];
+        let mut scores: Vec<Result<Vec<Patch>, RowError>> = vec![Ok(Vec::new()); asked.len()];
         for begin in (0..most).step_by(per_image) {
             let range = begin..begin + per_image;
             let feeds =
@@ -196,10 +182,10 @@ impl Detector for Owl {
                 }
             })?;
         }
-        let answer = |(prepared, places): (Result<Arc<Prepared>, RowError>, Result<Vec<Place>, RowError>)| {
+        let answer = |(prepared, patches): (Result<Arc<Prepared>, RowError>, Result<Vec<Patch>, RowError>)| {
             let vocabulary = Arc::clone(&prepared?.vocabulary);
-            let places = places?.into_iter();
-            let candidates = places.filter_map(|p| Candidate::above(p.bbox, p.scores.into_iter(), floor)).collect();
+            let patches = patches?.into_iter();
+            let candidates = patches.filter_map(|p| Candidate::above(p.bbox, p.scores.into_iter(), floor)).collect();
             Ok(Found { candidates, vocabulary })
         };
         Ok(prepared.into_iter().zip(scores).map(answer).collect())
@@ -212,30 +198,30 @@ fn no_answer() -> RowError {
 
 /// A place of the picture with the scores of all labels so far.
 #[derive(Clone)]
-struct Place {
+struct Patch {
     bbox: crate::geometry::BoxPx,
     scores: Vec<f32>,
 }
 
 /// Adds the scores of the next `labels` labels to every place.
 fn add(
-    places: &mut Result<Vec<Place>, RowError>,
+    patches: &mut Result<Vec<Patch>, RowError>,
     logits: ArrayView2<'_, f32>,
     boxes: ArrayView2<'_, f32>,
     frame: Size,
     labels: usize,
 ) -> Result<(), RowError> {
-    let Ok(places) = places else { return Ok(()) };
+    let Ok(patches) = patches else { return Ok(()) };
     if logits.ncols() < labels {
         return Err(RowError::new(RowCode::Model, "the detector scores fewer labels than the prompt has"));
     }
     let logits = logits.slice(s![.., ..labels]);
     check_finite(logits.iter().chain(boxes.iter()))?;
-    if places.is_empty() {
-        let place = |query| Place { bbox: corner_box(&boxes, query, frame), scores: Vec::new() };
-        *places = (0..logits.nrows()).map(place).collect();
+    if patches.is_empty() {
+        let place = |query| Patch { bbox: corner_box(&boxes, query, frame), scores: Vec::new() };
+        *patches = (0..logits.nrows()).map(place).collect();
     }
-    for (place, row) in places.iter_mut().zip(logits.outer_iter()) {
+    for (place, row) in patches.iter_mut().zip(logits.outer_iter()) {
         place.scores.extend(row.iter().map(|x| sigmoid(*x)));
     }
     Ok(())

@@ -9,7 +9,7 @@ use super::facts::{self, Facts};
 use super::input::{Draft, check_size};
 use super::port::Numbers;
 use super::session::{Graph, nothing_more};
-use super::{Asked, Detector, Found, ModelError, Terminator, labels};
+use super::{Asked, Detector, Found, ModelError, labels, loaded_graph};
 use crate::candidate::{Naming, Vocabulary};
 use crate::error::Error;
 use crate::geometry::Size;
@@ -48,32 +48,17 @@ impl Yolo {
     }
 }
 
-impl Detector for Yolo {
-    fn input(&self) -> &ImageInput {
-        &self.input
-    }
+loaded_graph!(Yolo);
 
+impl Yolo {
+    fn own_facts(&self) -> Facts {
+        vec![("family", format!("yolo, layout {}", self.layout.word())), facts::of_labels(&self.vocabulary)]
+    }
+}
+
+impl Detector for Yolo {
     fn takes_prompts(&self) -> bool {
         false
-    }
-
-    fn describe(&self) -> Facts {
-        let mut facts = facts::of_graph(&self.graph);
-        facts.push(("family", format!("yolo, layout {}", self.layout.word())));
-        facts.push(facts::of_labels(&self.vocabulary));
-        facts
-    }
-
-    fn fixed_batch(&self) -> Option<usize> {
-        self.graph.fixed_batch
-    }
-
-    fn take_one_by_one(&mut self) {
-        self.graph.fixed_batch = Some(1);
-    }
-
-    fn terminator(&self) -> Terminator {
-        self.graph.terminator()
     }
 
     fn detect(

@@ -7,7 +7,7 @@ use ndarray::Array4;
 use rayon::prelude::*;
 
 use super::crop_file::write_crop;
-use super::message::{EmbedBatch, Found, Located, Opened, Picture, Piece, Slot, finished};
+use super::message::{EmbedBatch, Located, Opened, Origin, Picture, Piece, Slot, finished};
 use super::progress::Place;
 use super::{Job, Shapes};
 use crate::candidate::{Candidate, Kept};
@@ -96,12 +96,12 @@ fn open(
 ) -> Result<(), Error> {
     let Located { claim, facts, pixels, found, held } = located;
     let (raw, mut regions) = match (found, &job.config.detect) {
-        (Found::Stored(regions), _) => (None, regions),
-        (Found::Raw(found, placement), Some(config)) => {
+        (Origin::Stored(regions), _) => (None, regions),
+        (Origin::Raw(found, placement), Some(config)) => {
             let (raw, regions) = to_regions(found, placement, &config.selection, facts.upright)?;
             (Some(raw), regions)
         }
-        (Found::Whole | Found::Raw(..), _) => (None, vec![Region::whole(facts.upright)]),
+        (Origin::Whole | Origin::Raw(..), _) => (None, vec![Region::whole(facts.upright)]),
     };
     if let Some(folder) = &job.config.crops {
         job.pool.install(|| {

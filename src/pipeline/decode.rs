@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crossbeam_channel::{Receiver, Sender};
 
 use super::budget::{Budget, Reservation};
-use super::message::{Decoded, Found, Located, failed, finished};
+use super::message::{Decoded, Located, Origin, failed, finished};
 use super::progress::Place;
 use super::stop::Stop;
 use super::{Job, Shapes};
@@ -108,7 +108,7 @@ fn work(
         }
         _ => {
             held.shrink_to(pixels_bytes);
-            let found = claim.regions.clone().map_or(Found::Whole, Found::Stored);
+            let found = claim.regions.clone().map_or(Origin::Whole, Origin::Stored);
             let _ = exits.crop.send(Located { claim, facts, pixels, found, held });
         }
     }

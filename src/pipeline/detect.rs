@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use super::Job;
 use super::batch::{Answer, Batches, NanWatch, call_or_split, stack};
-use super::message::{Decoded, Found, Located, finished};
+use super::message::{Decoded, Located, Origin, finished};
 use super::progress::Place;
 use crate::error::Error;
 use crate::model::{Asked, Detector};
@@ -58,7 +58,7 @@ pub(super) fn run(
             // A closed channel means that the run is ending; the row is released.
             let _ = match answer {
                 Ok(found) => {
-                    let found = Found::Raw(found, placed.placement);
+                    let found = Origin::Raw(found, placed.placement);
                     located.send(Located { claim, facts, pixels, found, held }).is_ok()
                 }
                 Err(error) => {

@@ -38,13 +38,13 @@ pub struct Located {
     /// The upright picture.
     pub pixels: RgbImage,
     /// Where to look.
-    pub found: Found,
+    pub found: Origin,
     /// Host memory of all of this.
     pub held: Reservation,
 }
 
 /// Where the regions of a picture come from.
-pub enum Found {
+pub enum Origin {
     /// The detector's word in input pixels, not yet selected.
     Raw(model::Found, Placement),
     /// Regions that an earlier `detect` stored.

@@ -12,7 +12,7 @@ use croprow::db::runs::NewRun;
 use croprow::error::Error;
 use croprow::geometry::{BoxPx, Size};
 use croprow::model::device::EffectiveDevice;
-use croprow::model::{Asked, Detector, Embedder, Found, ModelError, Models, Terminator};
+use croprow::model::{Asked, Detector, Embedder, Found, Loaded, ModelError, Models, Terminator};
 use croprow::pipeline::progress::Progress;
 use croprow::pipeline::stop::Stop;
 use croprow::pipeline::{self, Job, Summary};
@@ -60,13 +60,9 @@ fn fingerprint(image: ArrayView3<'_, f32>) -> u64 {
     image.iter().fold(17_u64, |sum, v| sum.wrapping_mul(31).wrapping_add(u64::from((v * 255.0).round() as u32)))
 }
 
-impl Detector for FakeDetector {
+impl Loaded for FakeDetector {
     fn input(&self) -> &ImageInput {
         &self.0
-    }
-
-    fn takes_prompts(&self) -> bool {
-        false
     }
 
     fn fixed_batch(&self) -> Option<usize> {
@@ -77,6 +73,12 @@ impl Detector for FakeDetector {
 
     fn terminator(&self) -> Terminator {
         Terminator::default()
+    }
+}
+
+impl Detector for FakeDetector {
+    fn takes_prompts(&self) -> bool {
+        false
     }
 
     fn detect(
@@ -101,13 +103,9 @@ impl Detector for FakeDetector {
     }
 }
 
-impl Embedder for FakeEmbedder {
+impl Loaded for FakeEmbedder {
     fn input(&self) -> &ImageInput {
         &self.0
-    }
-
-    fn dim(&self) -> usize {
-        8
     }
 
     fn fixed_batch(&self) -> Option<usize> {
@@ -118,6 +116,12 @@ impl Embedder for FakeEmbedder {
 
     fn terminator(&self) -> Terminator {
         Terminator::default()
+    }
+}
+
+impl Embedder for FakeEmbedder {
+    fn dim(&self) -> usize {
+        8
     }
 
     fn embed(&mut self, batch: &Array4<f32>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError> {

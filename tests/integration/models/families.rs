@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use croprow::config::{DecodeConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision};
 use croprow::geometry::{BoxPx, Size};
-use croprow::model::Embedder;
 use croprow::model::device::EffectiveDevice;
 use croprow::model::embedder::VectorModel;
 use croprow::model::files::locate;
 use croprow::model::library;
+use croprow::model::{Embedder, Loaded};
 use croprow::pixels::{decode, header, tensor};
 use croprow::recipe::{ImageInput, Truncated};
 use ndarray::{Array4, Axis, concatenate};

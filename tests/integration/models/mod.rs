@@ -25,7 +25,7 @@ use croprow::model::device::{self, EffectiveDevice};
 use croprow::model::embedder::VectorModel;
 use croprow::model::files::{NoCache, digest, locate};
 use croprow::model::library::{self, Runtime};
-use croprow::model::{Asked, Detector, Embedder, Found, ModelError, detector};
+use croprow::model::{Asked, Detector, Embedder, Found, Loaded, ModelError, detector};
 use croprow::recipe::{CropFit, Filter, Fit, Selection};
 use croprow::row::{Detection, RowCode, RowError};
 use ndarray::{Array4, Axis, concatenate, s};
