@@ -26,6 +26,76 @@ impl Size {
     pub const fn swapped(self) -> Self {
         Self::new(self.height_px, self.width_px)
     }
+
+    /// Size of a picture of this size that is decoded at `scale`: both sides rounded up.
+    pub const fn scaled(self, scale: Scale) -> Self {
+        Self::new(self.width_px.div_ceil(scale.denominator()), self.height_px.div_ceil(scale.denominator()))
+    }
+}
+
+/// By how much a decoded picture is smaller than its image, per side: 1, 1/2, 1/4 or 1/8, the sizes to which the
+/// blocks of a JPEG are decoded without more work than their pixels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Scale(u8);
+
+impl Scale {
+    /// Every pixel.
+    pub const FULL: Self = Self(0);
+    /// 1/2.
+    pub const HALF: Self = Self(1);
+    /// 1/4.
+    pub const QUARTER: Self = Self(2);
+    /// 1/8.
+    pub const EIGHTH: Self = Self(3);
+    /// All, the largest picture first.
+    pub const ALL: [Self; 4] = [Self::FULL, Self::HALF, Self::QUARTER, Self::EIGHTH];
+
+    /// Pixels of the image per pixel of the picture, along one side: 1, 2, 4 or 8.
+    pub const fn denominator(self) -> u32 {
+        1 << self.0
+    }
+
+    /// Place in [`Self::ALL`].
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The smallest picture in which a region of `region` pixels of the image still has `wanted` pixels on both
+    /// sides. Full size where it has not even so many.
+    pub fn that_holds(region: Size, wanted: Size) -> Self {
+        let holds = |scale: &Self| {
+            let scaled = region.scaled(*scale);
+            scaled.width_px >= wanted.width_px && scaled.height_px >= wanted.height_px
+        };
+        Self::ALL.into_iter().rev().find(holds).unwrap_or(Self::FULL)
+    }
+}
+
+/// A box in whole pixels of a picture, at least 1x1 and inside of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IntBox {
+    /// First column.
+    pub x: u32,
+    /// First row.
+    pub y: u32,
+    /// Columns and rows.
+    pub size: Size,
+}
+
+impl IntBox {
+    /// The whole of a picture.
+    pub const fn whole(size: Size) -> Self {
+        Self { x: 0, y: 0, size }
+    }
+
+    /// True where all of `other` lies inside.
+    pub fn holds(self, other: Self) -> bool {
+        let within = |low: u32, count: u32, other_low: u32, other_count: u32| {
+            low <= other_low && other_low + other_count <= low + count
+        };
+        within(self.x, self.size.width_px, other.x, other.size.width_px)
+            && within(self.y, self.size.height_px, other.y, other.size.height_px)
+    }
 }
 
 /// A box in pixels, `x0 y0 x1 y1`, origin top left, upper bounds exclusive. The frame is named by the
@@ -182,8 +252,70 @@ impl Orientation {
         matches!(self, Self::Transpose | Self::Rotate90 | Self::Transverse | Self::Rotate270)
     }
 
+    /// What turns an upright picture back to how it was stored.
+    pub fn inverse(self) -> Self {
+        match self {
+            Self::Rotate90 => Self::Rotate270,
+            Self::Rotate270 => Self::Rotate90,
+            other => other,
+        }
+    }
+
+    /// Where a box of a picture of size `from` gets to when the picture is turned.
+    pub fn turned(self, part: IntBox, from: Size) -> IntBox {
+        let right = from.width_px - part.x - part.size.width_px;
+        let below = from.height_px - part.y - part.size.height_px;
+        let (x, y) = match self {
+            Self::Upright => (part.x, part.y),
+            Self::FlipHorizontal => (right, part.y),
+            Self::Rotate180 => (right, below),
+            Self::FlipVertical => (part.x, below),
+            Self::Transpose => (part.y, part.x),
+            Self::Rotate90 => (below, part.x),
+            Self::Transverse => (below, right),
+            Self::Rotate270 => (part.y, right),
+        };
+        IntBox { x, y, size: self.upright(part.size) }
+    }
+
     /// The upright size of a picture stored at `stored`.
     pub fn upright(self, stored: Size) -> Size {
         if self.swaps_sides() { stored.swapped() } else { stored }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_scale_that_holds_what_is_wanted_is_taken() {
+        let photo = Size::new(4000, 3000);
+        for (wanted, scale) in [
+            (Size::new(224, 224), Scale::EIGHTH),
+            (Size::new(500, 375), Scale::EIGHTH),
+            (Size::new(500, 376), Scale::QUARTER),
+            (Size::new(640, 480), Scale::QUARTER),
+            (Size::new(1333, 1000), Scale::HALF),
+            (Size::new(2001, 1), Scale::FULL),
+            (Size::new(9000, 9000), Scale::FULL),
+        ] {
+            assert_eq!(Scale::that_holds(photo, wanted), scale, "{wanted:?}");
+        }
+        assert_eq!(Size::new(17, 16).scaled(Scale::EIGHTH), Size::new(3, 2));
+    }
+
+    #[test]
+    fn a_turned_box_turns_back_and_keeps_to_its_corner() {
+        let (from, part) = (Size::new(50, 30), IntBox { x: 5, y: 7, size: Size::new(11, 13) });
+        for value in 1..=8 {
+            let turn = Orientation::from_exif(value);
+            let there = turn.turned(part, from);
+            assert!(IntBox::whole(turn.upright(from)).holds(there), "{turn:?}");
+            assert_eq!(turn.inverse().turned(there, turn.upright(from)), part, "{turn:?}");
+        }
+        let top_left = IntBox { x: 0, y: 0, size: Size::new(4, 2) };
+        let right_top = IntBox { x: 28, y: 0, size: Size::new(2, 4) };
+        assert_eq!(Orientation::Rotate90.turned(top_left, from), right_top);
     }
 }

@@ -196,6 +196,19 @@ pub enum Truncated {
     Use,
 }
 
+/// `--decode`: at what size JPEGs are decoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decode {
+    /// No more than is used: at the smallest of 1, 1/2, 1/4 and 1/8 in which a region has, on both sides, at least
+    /// the pixels to which the model's input resizes it. Grey and three-component JPEGs only; all else, and what
+    /// [`Fit::SquareBlur`] prepares, is decoded at full size.
+    #[default]
+    Scaled,
+    /// Everything at full size.
+    Exact,
+}
+
 /// Everything that decides what `detect` stores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DetectRecipe {

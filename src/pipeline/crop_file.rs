@@ -8,10 +8,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use image::RgbImage;
 use sha2::{Digest, Sha256};
 
 use crate::error::Error;
+use crate::pixels::picture::Picture;
 use crate::pixels::tensor::encode_crop_jpeg;
 use crate::row::{Claim, Region};
 
@@ -31,7 +31,7 @@ pub(super) fn write_crop(
     folder: &Path,
     claim: &Claim,
     region: &Region,
-    pixels: &RgbImage,
+    pixels: &Picture,
 ) -> Result<Option<String>, Error> {
     let jpeg = match encode_crop_jpeg(pixels, region.bbox, JPEG_QUALITY) {
         Ok(jpeg) => jpeg,
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn a_crop_is_written_whole_and_named_by_id_and_digest() {
         let folder = tempfile::tempdir().unwrap();
-        let pixels = RgbImage::from_pixel(16, 16, image::Rgb([200, 10, 10]));
+        let pixels = Picture::full(image::RgbImage::from_pixel(16, 16, image::Rgb([200, 10, 10])));
         let name = write_crop(folder.path(), &claim(), &region(1.0), &pixels).unwrap().unwrap();
         assert!(name[3..].starts_with("7-") && name.ends_with(".jpg") && !name.contains(".."), "{name}");
         assert_eq!(image::open(folder.path().join(&name)).unwrap().width(), 7);
@@ -168,7 +168,7 @@ mod tests {
         let link = folder.path().join("crops");
         std::os::unix::fs::symlink(elsewhere.path(), &link).unwrap();
         assert!(matches!(prepare_folder(&link), Err(Error::StartUp(_))));
-        let pixels = RgbImage::new(16, 16);
+        let pixels = Picture::full(image::RgbImage::new(16, 16));
         let name = name(&claim(), &region(1.0));
         std::os::unix::fs::symlink(elsewhere.path(), folder.path().join(&name[..2])).unwrap();
         assert!(write_crop(folder.path(), &claim(), &region(1.0), &pixels).is_err());

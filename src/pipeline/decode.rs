@@ -10,7 +10,7 @@ use super::progress::Place;
 use super::stop::Stop;
 use super::{Job, Shapes};
 use crate::error::Error;
-use crate::geometry::BoxPx;
+use crate::geometry::{BoxPx, Scale};
 use crate::pixels::decode::{Upright, decode};
 use crate::pixels::header::{Probed, probe};
 use crate::pixels::tensor;
@@ -54,7 +54,7 @@ pub(super) fn run(
             };
             let detector_input = if claim.stage == Stage::Detect { shapes.detect.as_ref() } else { None };
             let tensor_bytes = detector_input.map_or(0, |input| 4 * input.values(probed.upright) as u64);
-            let bytes = probed.worst_bytes + tensor_bytes;
+            let bytes = probed.worst_bytes(Scale::FULL) + tensor_bytes;
             if budget.exceeded_by(bytes) {
                 log::warn!(
                     "{}: needs {} MiB, more than --memory: it is worked on alone",
@@ -82,7 +82,7 @@ fn work(
     mut held: Reservation,
     exits: &Exits,
 ) {
-    let upright = match decode(probed, &job.config.decode) {
+    let upright = match decode(probed, &job.config.decode, Scale::FULL) {
         Ok(upright) => upright,
         Err(error) => return fail(&claim, error, exits),
     };
@@ -91,8 +91,8 @@ fn work(
         let _ = exits.commit.send(finished(&claim, None, Outcome::FileChanged));
         return;
     }
-    let pixels_bytes = upright.pixels.as_raw().len() as u64;
-    let Upright { pixels, facts } = upright;
+    let Upright { picture: pixels, facts } = upright;
+    let pixels_bytes = pixels.bytes();
     // A closed channel means that the run is ending; the row is released.
     match (input, &exits.detect) {
         (Some(input), Some(detect)) => {

@@ -54,7 +54,7 @@ pub(super) fn run(
         nan.look(&answers)?;
         for (Decoded { claim, facts, pixels, tensor, placed, mut held, .. }, answer) in batch.into_iter().zip(answers) {
             drop(tensor);
-            held.shrink_to(pixels.as_raw().len() as u64);
+            held.shrink_to(pixels.bytes());
             // A closed channel means that the run is ending; the row is released.
             let _ = match answer {
                 Ok(found) => {

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use image::RgbImage;
 use ndarray::Array4;
 
 use super::budget::Reservation;
 use crate::geometry::{Placement, Size};
 use crate::model;
+use crate::pixels::picture;
 use crate::pixels::tensor::Placed;
 use crate::row::{Claim, FileStamp, Finished, ImageFacts, ImageId, Outcome, Raw, Region, RowError};
 
@@ -18,7 +18,7 @@ pub struct Decoded {
     /// What decoding learned.
     pub facts: ImageFacts,
     /// The upright picture; `crop` takes its pieces from it.
-    pub pixels: RgbImage,
+    pub pixels: picture::Picture,
     /// `[3, height, width]` of the detector's input, flat.
     pub tensor: Vec<f32>,
     /// Width and height of the tensor.
@@ -36,7 +36,7 @@ pub struct Located {
     /// What decoding learned.
     pub facts: ImageFacts,
     /// The upright picture.
-    pub pixels: RgbImage,
+    pub pixels: picture::Picture,
     /// Where to look.
     pub found: Origin,
     /// Host memory of all of this.
@@ -88,7 +88,7 @@ pub struct Slot {
 /// A picture that several crops share; its memory is given back with the last of them.
 pub struct Picture {
     /// The upright picture.
-    pub pixels: RgbImage,
+    pub pixels: picture::Picture,
     /// Its host memory.
     #[expect(dead_code, reason = "held until the last crop drops it")]
     pub held: Reservation,

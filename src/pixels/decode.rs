@@ -6,14 +6,14 @@
 //! profiles are not applied. Of an animation the first frame is taken. Nothing is repaired: only JPEGs that
 //! end early can be used as far as they go.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom};
 
 use image::{ColorType, ImageDecoder, RgbImage};
-use libjpeg_turbo_rs::{DecodeWarning, Decoder, JpegError, PixelFormat};
 
 use crate::config::DecodeConfig;
-use crate::geometry::Size;
+use crate::geometry::{BoxPx, IntBox, Scale, Size};
 use crate::recipe::Truncated;
 use crate::row::{ImageFacts, RowCode, RowError};
 
@@ -22,45 +22,101 @@ use super::header::{Probed, jpeg_bytes_max, probe_opened};
 use super::jpeg;
 use super::open::{Refusal, guarded, open_regular};
 use super::orient;
+use super::picture::{Picture, scaled_box};
 use super::sniff::Format;
+use super::turbo::{self, Stored};
 
 /// Decoders other than JPEG's read the file in pieces of this size.
 const READ_BYTES: usize = 64 * 1024;
 
+/// A thread keeps the buffer for a file's bytes up to this size, beside what its images have reserved; a larger one
+/// is given back after use.
+pub const FILE_BYTES_KEPT: u64 = 8 << 20;
+
 /// A decoded picture.
 #[derive(Clone, Debug)]
 pub struct Upright {
-    /// Interleaved RGB, 8 bits, of the size `facts.upright`.
-    pub pixels: RgbImage,
+    /// All of the image, of the size `facts.upright` scaled.
+    pub picture: Picture,
     /// What was learned on the way.
     pub facts: ImageFacts,
 }
 
-/// Decodes a file and turns it upright. Holds at most `probed.worst_bytes`; a file that has grown beyond
-/// that since it was probed is refused.
+/// What a second decode found.
+#[derive(Clone, Debug)]
+pub enum Redecoded {
+    /// At least the pixels that were asked for.
+    Picture(Picture),
+    /// Not the file that was probed; boxes in its picture mean nothing in this one.
+    FileChanged,
+}
+
+/// Decodes a file at `scale` and turns it upright; at full size where it cannot be scaled. Holds at most
+/// `probed.worst_bytes(scale)`; a file that has grown beyond that since it was probed is refused.
 ///
 /// # Errors
 /// Those of [`probe`](super::header::probe), and `truncated` where the data ends early (unless
 /// `config.truncated` is `Use` and the file a JPEG), `decode`, `unsupported`, `decoder_panic`. Every message
 /// begins with the path.
-pub fn decode(probed: &Probed, config: &DecodeConfig) -> Result<Upright, RowError> {
-    guarded(&probed.path, || decode_file(probed, config).map_err(|refusal| refusal.at(&probed.path)))
+pub fn decode(probed: &Probed, config: &DecodeConfig, scale: Scale) -> Result<Upright, RowError> {
+    guarded(&probed.path, || decode_file(probed, config, scale).map_err(|refusal| refusal.at(&probed.path)))
 }
 
-fn decode_file(probed: &Probed, config: &DecodeConfig) -> Result<Upright, Refusal> {
-    let (mut file, stamp) = open_regular(&probed.path)?;
-    let mut probed = probed.clone();
-    if stamp != probed.stamp {
-        let fresh = probe_opened(&probed.path, &file, stamp, config)?;
-        if fresh.worst_bytes > probed.worst_bytes {
-            return Err(Refusal::new(RowCode::Io, "the file grew while it waited to be decoded; run again"));
+/// Decodes at least the pixels of `region`, in pixels of the upright image at full size, once more and at another
+/// scale. Of a JPEG that can be scaled only the region is kept, unless it is most of the picture; of all else the
+/// whole, at full size. Holds at most [`Probed::region_bytes`]. Every pixel equals that of [`decode`].
+///
+/// # Errors
+/// Those of [`decode`], and `nan_output` for a region that is no box in the image.
+pub fn decode_region(
+    probed: &Probed,
+    config: &DecodeConfig,
+    scale: Scale,
+    region: BoxPx,
+) -> Result<Redecoded, RowError> {
+    let decode = || {
+        let (file, stamp) = open_regular(&probed.path)?;
+        if stamp != probed.stamp {
+            return Ok(Redecoded::FileChanged);
         }
-        file.seek(SeekFrom::Start(0))?;
-        probed = fresh;
+        let scale = probed.possible(scale);
+        let Some(part) = probed.window(scale, region) else {
+            return if scaled_box(probed.upright, scale, region).is_some() {
+                Ok(Redecoded::Picture(decode_opened(file, probed, config, scale)?.picture))
+            } else {
+                Err(no_box(probed.upright, region))
+            };
+        };
+        decode_window(file, probed, config, scale, part).map(Redecoded::Picture)
+    };
+    guarded(&probed.path, || decode().map_err(|refusal: Refusal| refusal.at(&probed.path)))
+}
+
+/// Where a region is no part of an image.
+pub(super) fn no_box(image: Size, region: BoxPx) -> Refusal {
+    let BoxPx { x0, y0, x1, y1 } = region;
+    let reason = format!("a region {x0} {y0} {x1} {y1} that is no box in {}x{}", image.width_px, image.height_px);
+    Refusal::new(RowCode::NanOutput, reason)
+}
+
+fn decode_file(probed: &Probed, config: &DecodeConfig, scale: Scale) -> Result<Upright, Refusal> {
+    let (mut file, stamp) = open_regular(&probed.path)?;
+    if stamp == probed.stamp {
+        return decode_opened(file, probed, config, scale);
     }
+    let fresh = probe_opened(&probed.path, &file, stamp, config)?;
+    if fresh.worst_bytes(scale) > probed.worst_bytes(scale) {
+        return Err(Refusal::new(RowCode::Io, "the file grew while it waited to be decoded; run again"));
+    }
+    file.seek(SeekFrom::Start(0))?;
+    decode_opened(file, &fresh, config, scale)
+}
+
+fn decode_opened(file: File, probed: &Probed, config: &DecodeConfig, scale: Scale) -> Result<Upright, Refusal> {
+    let scale = probed.possible(scale);
     let (pixels, truncated) = match probed.format {
-        Format::Jpeg => decode_jpeg(file, &probed, config)?,
-        _ => (decode_other(file, &probed)?, false),
+        Format::Jpeg => decode_jpeg(file, probed, config, scale)?,
+        _ => (decode_other(file, probed)?, false),
     };
     let pixels = orient::apply(pixels, probed.orientation);
     let facts = ImageFacts {
@@ -73,67 +129,105 @@ fn decode_file(probed: &Probed, config: &DecodeConfig) -> Result<Upright, Refusa
         components: probed.components,
         truncated,
     };
-    Ok(Upright { pixels, facts })
+    Ok(Upright { picture: Picture::scaled(pixels, probed.upright, scale), facts })
 }
 
-/// Decoders take a JPEG that was cut and fill the rest with grey, so the end is looked for first.
-fn decode_jpeg(file: File, probed: &Probed, config: &DecodeConfig) -> Result<(RgbImage, bool), Refusal> {
-    let most = jpeg_bytes_max(probed.stored);
-    let expected = probed.stamp.size_bytes.unsigned_abs().min(most) as usize;
-    // One more than expected, or `read_to_end` doubles the buffer to see the end.
-    let mut bytes = Vec::with_capacity(expected + 1);
-    file.take(most).read_to_end(&mut bytes)?;
-    let cut = !jpeg::ends_properly(&bytes);
-    let ends_early = || {
-        let reason = "the JPEG's data ends early; --truncated use takes it as far as it goes";
-        Refusal::new(RowCode::Truncated, reason)
-    };
-    if cut && config.truncated == Truncated::Fail {
-        return Err(ends_early());
-    }
-    let decoded = if probed.components == 4 {
+fn decode_jpeg(file: File, probed: &Probed, config: &DecodeConfig, scale: Scale) -> Result<(RgbImage, bool), Refusal> {
+    if probed.components == 4 {
+        let mut bytes = Vec::new();
+        read_jpeg(file, probed, &mut bytes)?;
+        let cut = refuse_cut(&bytes, config)?;
         let decoder = container::open_decoder(Format::Jpeg, Whole(Cursor::new(bytes)), 0);
         let pixels = decoder.map_err(Refusal::from).and_then(|decoder| read_pixels(decoder, probed));
-        pixels.map(|pixels| (pixels, false))
-    } else {
-        decode_ycc(&bytes, probed)
-    };
-    match decoded {
-        Err(refusal) if cut && refusal.code == RowCode::Decode => {
-            Err(Refusal::new(RowCode::Truncated, format!("the JPEG's data ends too early: {}", refusal.reason)))
+        return Ok((pixels.map_err(|refusal| too_early(refusal, cut))?, cut));
+    }
+    with_jpeg(file, probed, config, |bytes| turbo::whole(bytes, probed, scale))
+        .map(|(stored, truncated)| (stored.pixels, truncated))
+}
+
+/// `part` in pixels of the upright picture at `scale`.
+fn decode_window(
+    file: File,
+    probed: &Probed,
+    config: &DecodeConfig,
+    scale: Scale,
+    part: IntBox,
+) -> Result<Picture, Refusal> {
+    let (stored_size, upright_size) = (probed.stored.scaled(scale), probed.upright.scaled(scale));
+    let as_stored = probed.orientation.inverse().turned(part, upright_size);
+    let mut place = as_stored;
+    let (stored, _) = with_jpeg(file, probed, config, |bytes| {
+        let (stored, decoded) = turbo::window(bytes, probed, scale, as_stored)?;
+        place = decoded;
+        Ok(stored)
+    })?;
+    let pixels = orient::apply(stored.pixels, probed.orientation);
+    let window = probed.orientation.turned(place, stored_size);
+    Ok(Picture { pixels, image: probed.upright, scale, window })
+}
+
+/// Runs a decoder over a JPEG's bytes, in this thread's buffer: fresh pages for each file would cost more than
+/// reading it. The flag says that the data ends early.
+fn with_jpeg(
+    file: File,
+    probed: &Probed,
+    config: &DecodeConfig,
+    decode: impl FnOnce(&[u8]) -> Result<Stored, Refusal>,
+) -> Result<(Stored, bool), Refusal> {
+    // Taken out, so that a panic loses the buffer and nothing else.
+    let mut bytes = FILE_BYTES.take();
+    bytes.clear();
+    let decoded = read_jpeg(file, probed, &mut bytes).and_then(|()| {
+        let cut = refuse_cut(&bytes, config)?;
+        let stored = decode(&bytes).map_err(|refusal| too_early(refusal, cut))?;
+        if stored.short && config.truncated == Truncated::Fail {
+            // The end is there, but a scan before it stops short.
+            return Err(ends_early());
         }
-        // The end is there, but a scan before it stops short.
-        Ok((_, true)) if config.truncated == Truncated::Fail => Err(ends_early()),
-        decoded => decoded.map(|(pixels, short)| (pixels, cut || short)),
+        let truncated = cut || stored.short;
+        Ok((stored, truncated))
+    });
+    if bytes.capacity() as u64 <= FILE_BYTES_KEPT {
+        FILE_BYTES.set(bytes);
     }
+    decoded
 }
 
-/// Grey and colour JPEGs, with the numbers of libjpeg-turbo, which Pillow and most others use: every pixel
-/// equals theirs. The flag says that a scan stopped short. Corrupt blocks are what libjpeg makes of them.
-fn decode_ycc(bytes: &[u8], probed: &Probed) -> Result<(RgbImage, bool), Refusal> {
-    let mut decoder = Decoder::new(bytes).map_err(jpeg_refused)?;
-    decoder.set_output_format(PixelFormat::Rgb);
-    decoder.set_lenient(true);
-    let Size { width_px, height_px } = probed.stored;
-    let header = decoder.header();
-    if (u32::from(header.width), u32::from(header.height)) != (width_px, height_px) {
-        return Err(Refusal::new(RowCode::Decode, "its headers disagree about its size"));
-    }
-    let mut buffer = zeros(probed.pixels_bytes as usize)?;
-    let info = decoder.decode_image_into(&mut buffer).map_err(jpeg_refused)?;
-    let short = info.warnings.iter().any(|w| matches!(w, DecodeWarning::TruncatedData { .. }));
-    let pixels = RgbImage::from_raw(width_px, height_px, buffer)
-        .ok_or_else(|| Refusal::new(RowCode::Decode, "its pixels do not fill its size"))?;
-    Ok((pixels, short))
+thread_local! {
+    static FILE_BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-fn jpeg_refused(error: JpegError) -> Refusal {
-    let code = match error {
-        JpegError::Unsupported(_) => RowCode::Unsupported,
-        JpegError::UnexpectedEof => RowCode::Truncated,
-        _ => RowCode::Decode,
-    };
-    Refusal::new(code, format!("the JPEG cannot be decoded: {error}"))
+fn read_jpeg(file: File, probed: &Probed, bytes: &mut Vec<u8>) -> Result<(), Refusal> {
+    let most = jpeg_bytes_max(probed.stored);
+    let expected = probed.stamp.size_bytes.unsigned_abs().min(most) as usize;
+    if bytes.capacity() <= expected {
+        // Given back first: it would be held beside the new one.
+        *bytes = Vec::new();
+        // One more than expected, or `read_to_end` doubles the buffer to see the end.
+        bytes.reserve_exact(expected + 1);
+    }
+    file.take(most).read_to_end(bytes)?;
+    Ok(())
+}
+
+/// Decoders take a JPEG that was cut and fill the rest with grey, so the end is looked for first. True where it is
+/// not there and that is allowed.
+fn refuse_cut(bytes: &[u8], config: &DecodeConfig) -> Result<bool, Refusal> {
+    let cut = !jpeg::ends_properly(bytes);
+    if cut && config.truncated == Truncated::Fail { Err(ends_early()) } else { Ok(cut) }
+}
+
+fn ends_early() -> Refusal {
+    let reason = "the JPEG's data ends early; --truncated use takes it as far as it goes";
+    Refusal::new(RowCode::Truncated, reason)
+}
+
+/// What a decoder says of a file that was cut is for lack of data.
+fn too_early(refusal: Refusal, cut: bool) -> Refusal {
+    if cut && refusal.code == RowCode::Decode {
+        return Refusal::new(RowCode::Truncated, format!("the JPEG's data ends too early: {}", refusal.reason));
+    }
+    refusal
 }
 
 fn decode_other(file: File, probed: &Probed) -> Result<RgbImage, Refusal> {
@@ -165,7 +259,7 @@ fn read_pixels(decoder: Box<dyn ImageDecoder + '_>, probed: &Probed) -> Result<R
 
 /// Zeroed memory. `vec!` takes fresh pages from the system without writing to them, but ends the process
 /// where there are none; so the same size is asked for first in a way that may be refused.
-fn zeros(bytes: usize) -> Result<Vec<u8>, Refusal> {
+pub(super) fn zeros(bytes: usize) -> Result<Vec<u8>, Refusal> {
     Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| {
         Refusal::new(RowCode::TooLarge, format!("{bytes} bytes of memory for its pixels cannot be had"))
     })?;

@@ -8,13 +8,15 @@ use std::path::{Path, PathBuf};
 use image::{ExtendedColorType, ImageDecoder};
 
 use crate::config::DecodeConfig;
-use crate::geometry::{Orientation, Size};
+use crate::geometry::{BoxPx, IntBox, Orientation, Scale, Size};
 use crate::row::{FileStamp, RowCode, RowError};
 
 use super::container::{self, Outline};
+use super::decode::FILE_BYTES_KEPT;
 use super::jpeg::{self, JpegHeader};
 use super::open::{Refusal, guarded, open_regular};
 use super::orient;
+use super::picture::scaled_box;
 use super::sniff::{Format, Kind, SNIFF_BYTES, sniff};
 
 /// One read of this size holds the header of most photos; what lies between is seeked over.
@@ -31,6 +33,13 @@ const JPEG_BYTES_MIN: u64 = 64 << 20;
 
 /// More than the worst compression of three components.
 const JPEG_BYTES_PER_PIXEL: u64 = 12;
+
+/// A window of more than 3/4 of a picture is decoded as the whole: it would cost a copy and spare little.
+const WINDOW_PARTS: u64 = 3;
+const WINDOW_DIVISOR: u64 = 4;
+
+/// Columns and rows that a decoder adds to a window: two MCUs, whose sides are at most 32.
+const WINDOW_EXTRA_PX: u32 = 80;
 
 /// A file that may be decoded, and what that will cost.
 #[derive(Clone, Debug)]
@@ -51,16 +60,74 @@ pub struct Probed {
     pub orientation_source: &'static str,
     /// Colour components in the file: 1 grey, 2 grey and alpha, 3 RGB, YCbCr or a palette, 4 CMYK or alpha.
     pub components: u8,
-    /// Upper bound of the host memory that `decode` holds at any moment, in bytes.
-    pub worst_bytes: u64,
-    /// What remains afterwards: three bytes a pixel.
-    pub pixels_bytes: u64,
-    /// Size of the decoder's output, in bytes.
+    /// Size of the decoder's output, in bytes, at full size.
     pub(super) output_bytes: u64,
+    /// Beside the output and until it is complete, in bytes, at each of [`Scale::ALL`].
+    decoder_bytes: [u64; 4],
+    /// What a thread may keep of the file's bytes after that.
+    kept_bytes: u64,
     /// What the decoder may allocate beside its output.
     pub(super) limit_bytes: u64,
     /// What it may spend on metadata.
     pub(super) metadata_bytes: u64,
+}
+
+impl Probed {
+    /// True for what can be decoded at less than full size: grey and three-component JPEGs.
+    pub fn can_be_scaled(&self) -> bool {
+        self.format == Format::Jpeg && matches!(self.components, 1 | 3)
+    }
+
+    /// The scale at which `decode` will decode when asked for `scale`.
+    pub fn possible(&self, scale: Scale) -> Scale {
+        if self.can_be_scaled() { scale } else { Scale::FULL }
+    }
+
+    /// The smallest scale at which the upright picture has at least `wanted` pixels on both sides.
+    pub fn scale_for(&self, wanted: Size) -> Scale {
+        self.possible(Scale::that_holds(self.upright, wanted))
+    }
+
+    /// What remains after `decode`: three bytes a pixel.
+    pub fn pixels_bytes(&self, scale: Scale) -> u64 {
+        3 * self.stored.scaled(self.possible(scale)).pixels()
+    }
+
+    /// Upper bound of the host memory that `decode` holds at any moment, in bytes.
+    pub fn worst_bytes(&self, scale: Scale) -> u64 {
+        let pixels_bytes = self.pixels_bytes(scale);
+        // The conversion to RGB8 works in the output's own buffer.
+        let output = if self.can_be_scaled() { pixels_bytes } else { self.output_bytes.max(pixels_bytes) };
+        self.worst(scale, output, pixels_bytes)
+    }
+
+    /// Upper bound of the host memory that `decode_region` holds at any moment; `worst_bytes` where the region is
+    /// no box or most of the picture.
+    pub fn region_bytes(&self, scale: Scale, region: BoxPx) -> u64 {
+        let scale = self.possible(scale);
+        let Some(part) = self.window(scale, region) else { return self.worst_bytes(scale) };
+        let stored = self.orientation.inverse().turned(part, self.upright.scaled(scale));
+        // Rows from the picture's top to an MCU below the window, then those of the window once more.
+        let width = u64::from(stored.size.width_px + WINDOW_EXTRA_PX);
+        let rows = u64::from(stored.y + stored.size.height_px + WINDOW_EXTRA_PX);
+        let pixels_bytes = 3 * width * u64::from(stored.size.height_px);
+        self.worst(scale, 3 * width * rows + pixels_bytes, pixels_bytes)
+    }
+
+    /// A turn needs a second picture, when the decoder is gone already.
+    fn worst(&self, scale: Scale, output_bytes: u64, pixels_bytes: u64) -> u64 {
+        let decoding = self.decoder_bytes[self.possible(scale).index()] + output_bytes;
+        let turning = if self.orientation.swaps_sides() { 2 * pixels_bytes + self.kept_bytes } else { 0 };
+        FIXED_BYTES + decoding.max(turning)
+    }
+
+    /// The part of the upright picture at `scale` that a second decode is for. `None` where the whole is decoded, or
+    /// the region is no box.
+    pub(super) fn window(&self, scale: Scale, region: BoxPx) -> Option<IntBox> {
+        let part = scaled_box(self.upright, scale, region)?;
+        let whole = self.upright.scaled(scale).pixels();
+        (self.can_be_scaled() && part.size.pixels() * WINDOW_DIVISOR <= whole * WINDOW_PARTS).then_some(part)
+    }
 }
 
 /// Opens a file, names it by its content and reads its header. Allocates nothing that grows with what the
@@ -145,8 +212,9 @@ struct Cost {
     orientation: Option<Orientation>,
     components: u8,
     output_bytes: u64,
-    /// Beside the output and until it is complete.
-    decoder_bytes: u64,
+    /// Beside the output and until it is complete, at each of [`Scale::ALL`].
+    decoder_bytes: [u64; 4],
+    kept_bytes: u64,
     limit_bytes: u64,
     metadata_bytes: u64,
 }
@@ -154,11 +222,6 @@ struct Cost {
 impl Cost {
     fn probed(self, path: &Path, stamp: FileStamp, format: Format) -> Probed {
         let orientation = self.orientation.unwrap_or_default();
-        let pixels_bytes = 3 * self.stored.pixels();
-        // The conversion to RGB8 works in the output's own buffer; a turn needs a second picture, when
-        // the decoder is gone already.
-        let decoding = self.decoder_bytes + self.output_bytes.max(pixels_bytes);
-        let turning = if orientation.swaps_sides() { 2 * pixels_bytes } else { 0 };
         Probed {
             path: path.to_owned(),
             stamp,
@@ -168,27 +231,31 @@ impl Cost {
             orientation,
             orientation_source: if self.orientation.is_some() { "exif" } else { "none" },
             components: self.components,
-            worst_bytes: FIXED_BYTES + decoding.max(turning),
-            pixels_bytes,
             output_bytes: self.output_bytes,
+            decoder_bytes: self.decoder_bytes,
+            kept_bytes: self.kept_bytes,
             limit_bytes: self.limit_bytes,
             metadata_bytes: self.metadata_bytes,
         }
     }
 }
 
-/// The file's bytes, its metadata once more (the decoder copies it), the coefficients where they are held
-/// at once, and the planes of all components in whole blocks before they become RGB.
+/// The file's bytes, its metadata three times more (the decoder copies it, and once more into its answer and on the
+/// way), the coefficients where they are held at once, whatever the scale, and the planes of all components.
 fn jpeg_cost(header: &JpegHeader, file_bytes: u64) -> Cost {
-    let Size { width_px, height_px } = header.stored;
-    let planes = u64::from(header.components) * (u64::from(width_px) + 32) * (u64::from(height_px) + 32);
     let file = file_bytes.min(jpeg_bytes_max(header.stored));
+    let held = file + 3 * header.header_bytes + header.coefficient_bytes();
+    // The other decoder, for four components, has planes of its own.
+    let Size { width_px, height_px } = header.stored;
+    let four = 4 * (u64::from(width_px) + 32) * (u64::from(height_px) + 32);
+    let planes = |scale| if header.components == 4 { four } else { header.plane_bytes(scale) };
     Cost {
         stored: header.stored,
         orientation: header.exif.as_deref().and_then(orient::from_exif_block),
         components: header.components,
         output_bytes: header.stored.pixels() * if header.components == 1 { 1 } else { 3 },
-        decoder_bytes: file + header.header_bytes + header.coefficient_bytes() + planes,
+        decoder_bytes: Scale::ALL.map(|scale| held + planes(scale)),
+        kept_bytes: file.min(FILE_BYTES_KEPT),
         limit_bytes: 0,
         metadata_bytes: 0,
     }
@@ -245,7 +312,8 @@ fn other_cost(
         orientation: outline.orientation,
         components,
         output_bytes,
-        decoder_bytes,
+        decoder_bytes: [decoder_bytes; 4],
+        kept_bytes: 0,
         limit_bytes,
         metadata_bytes: outline.metadata_bytes,
     })

@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead, Read, Seek};
 
-use crate::geometry::Size;
+use crate::geometry::{Scale, Size};
 use crate::row::RowCode;
 
 use super::open::Refusal;
@@ -34,6 +34,8 @@ pub struct JpegHeader {
     pub header_bytes: u64,
     /// A decoder must hold all coefficients at once: progressive, or one scan per component.
     pub needs_coefficients: bool,
+    /// The components may be R, G and B themselves: a decoder stretches their planes as a whole.
+    may_be_rgb: bool,
     sampling: Vec<Component>,
 }
 
@@ -43,11 +45,44 @@ impl JpegHeader {
         if !self.needs_coefficients {
             return 0;
         }
-        let most = |f: fn(&Component) -> u8| u64::from(self.sampling.iter().map(f).max().unwrap_or(1).max(1));
-        let across = u64::from(self.stored.width_px).div_ceil(8 * most(|c| c.horizontal));
-        let down = u64::from(self.stored.height_px).div_ceil(8 * most(|c| c.vertical));
         let blocks: u64 = self.sampling.iter().map(|c| u64::from(c.horizontal) * u64::from(c.vertical)).sum();
-        across * down * blocks * 64 * 2
+        self.units() * blocks * 64 * 2
+    }
+
+    /// Memory for the planes of all components before they become RGB, in whole blocks of `8 / denominator` pixels a
+    /// side. Subsampled planes are decoded larger where that spares stretching them (`jpeg_calc_output_dimensions` of
+    /// libjpeg-turbo); those that are still smaller are stretched row by row at full size, or else as a whole.
+    pub fn plane_bytes(&self, scale: Scale) -> u64 {
+        let (most_across, most_down) = self.most();
+        let block = u64::from(8 / scale.denominator());
+        let full = self.units() * most_across * most_down * block * block;
+        let chroma = self.sampling.get(1..).unwrap_or_default();
+        let by_rows = scale == Scale::FULL && !self.may_be_rgb && chroma.windows(2).all(|pair| pair[0] == pair[1]);
+        let plane = |c: &Component| {
+            let (across, down) = (u64::from(c.horizontal.max(1)), u64::from(c.vertical.max(1)));
+            let mut side = block;
+            while side < 8
+                && (most_across * block) % (across * side * 2) == 0
+                && (most_down * block) % (down * side * 2) == 0
+            {
+                side *= 2;
+            }
+            let own = self.units() * across * down * side * side;
+            own + if own < full && !by_rows { full } else { 0 }
+        };
+        self.sampling.iter().map(plane).sum()
+    }
+
+    /// Largest sampling factors, across and down.
+    fn most(&self) -> (u64, u64) {
+        let most = |f: fn(&Component) -> u8| u64::from(self.sampling.iter().map(f).max().unwrap_or(1).max(1));
+        (most(|c| c.horizontal), most(|c| c.vertical))
+    }
+
+    /// Number of MCUs of a scan that holds all components.
+    fn units(&self) -> u64 {
+        let (across, down) = self.most();
+        u64::from(self.stored.width_px).div_ceil(8 * across) * u64::from(self.stored.height_px).div_ceil(8 * down)
     }
 }
 
@@ -60,9 +95,10 @@ pub(super) fn read_header<R: BufRead + Seek>(reader: &mut R) -> Result<JpegHeade
     let mut start = [0; 2];
     reader.read_exact(&mut start)?;
     let mut frame: Option<Frame> = None;
-    let mut exif = None;
+    let (mut exif, mut adobe) = (None, false);
     loop {
         let marker = next_marker(reader)?;
+        adobe |= marker == 0xee;
         match marker {
             // Parameterless: TEM, restarts, a second start.
             0x01 | 0xd0..=0xd8 => continue,
@@ -79,7 +115,7 @@ pub(super) fn read_header<R: BufRead + Seek>(reader: &mut R) -> Result<JpegHeade
             0xe1 if exif.is_none() => exif = read_exif(reader, length)?,
             0xda => {
                 let frame = frame.ok_or_else(|| Refusal::new(RowCode::Decode, "a scan before any frame header"))?;
-                return finish(reader, frame, exif);
+                return finish(reader, frame, exif, adobe);
             }
             _ => reader.seek_relative(length)?,
         }
@@ -89,11 +125,17 @@ pub(super) fn read_header<R: BufRead + Seek>(reader: &mut R) -> Result<JpegHeade
 struct Frame {
     stored: Size,
     progressive: bool,
+    named_rgb: bool,
     sampling: Vec<Component>,
 }
 
 /// At the first scan's header: its number of components tells whether the scan holds all of the picture.
-fn finish<R: BufRead + Seek>(reader: &mut R, frame: Frame, exif: Option<Vec<u8>>) -> Result<JpegHeader, Refusal> {
+fn finish<R: BufRead + Seek>(
+    reader: &mut R,
+    frame: Frame,
+    exif: Option<Vec<u8>>,
+    adobe: bool,
+) -> Result<JpegHeader, Refusal> {
     let mut in_scan = [0; 1];
     reader.read_exact(&mut in_scan)?;
     Ok(JpegHeader {
@@ -103,6 +145,7 @@ fn finish<R: BufRead + Seek>(reader: &mut R, frame: Frame, exif: Option<Vec<u8>>
         exif,
         header_bytes: reader.stream_position()?,
         needs_coefficients: frame.progressive || usize::from(in_scan[0]) < frame.sampling.len(),
+        may_be_rgb: adobe || frame.named_rgb,
         sampling: frame.sampling,
     })
 }
@@ -159,7 +202,8 @@ fn read_frame<R: BufRead>(reader: &mut R, marker: u8, length: i64) -> Result<Fra
         return Err(Refusal::new(RowCode::Decode, "a frame header without its components"));
     }
     let stored = Size::new(u32::from(u16::from_be_bytes([*w1, *w0])), u32::from(u16::from_be_bytes([*h1, *h0])));
-    Ok(Frame { stored, progressive: marker == 0xc2, sampling })
+    let named_rgb = components.chunks_exact(3).map(|c| c[0]).eq(*b"RGB");
+    Ok(Frame { stored, progressive: marker == 0xc2, named_rgb, sampling })
 }
 
 /// The segment's payload where it is Exif; APP1 also carries XMP.
@@ -259,6 +303,21 @@ mod tests {
         let scan = bytes.windows(2).position(|w| w == [0xff, 0xda]).unwrap();
         bytes[scan + 4] = 1;
         assert_eq!(header(&bytes).unwrap().coefficient_bytes(), 6 * 64 * 2);
+    }
+
+    #[test]
+    fn planes_cost_what_they_take_at_each_scale() {
+        // One MCU of 16 by 16: 4:2:0 is 1.5 samples a pixel at full size, and 3 where the colour planes are decoded
+        // at the size of the picture.
+        let bytes = |file: &[u8]| Scale::ALL.map(|scale| header(file).unwrap().plane_bytes(scale));
+        assert_eq!(bytes(&tiny(0xc0)), [384, 192, 48, 12]);
+        let adobe = [&tiny(0xc0)[..2], b"\xff\xee\0\x0eAdobe\0\0\0\0\0\0\0", &tiny(0xc0)[2..]].concat();
+        assert_eq!(bytes(&adobe)[0], 384 + 2 * 256, "components that may be RGB are stretched as a whole");
+        // 4:2:2 cannot be decoded larger: two planes are stretched.
+        let mut wide = tiny(0xc0);
+        let frame = wide.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
+        wide[frame + 11] = 0x21;
+        assert_eq!(bytes(&wide), [256, 64 + 2 * 32 + 2 * 32, 16 + 2 * 8 + 2 * 16, 12]);
     }
 
     #[test]

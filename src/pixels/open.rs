@@ -39,6 +39,13 @@ impl Refusal {
     }
 }
 
+impl From<Refusal> for RowError {
+    /// For what concerns no file.
+    fn from(Refusal { code, reason }: Refusal) -> Self {
+        Self::new(code, reason)
+    }
+}
+
 impl From<io::Error> for Refusal {
     /// Decoders make errors of their own kinds; only the operating system's have a number.
     fn from(error: io::Error) -> Self {

@@ -1,8 +1,8 @@
 //! Where a region gets to in a model's input: which part of it, at what size and place, for every fit. Pure: no
 //! pixel is touched.
 
-use super::tensor::IntBox;
-use crate::geometry::{BoxPx, Placement, Size};
+use super::picture::Picture;
+use crate::geometry::{BoxPx, IntBox, Placement, Size};
 use crate::recipe::Fit;
 
 /// How a region gets into the input.
@@ -59,6 +59,41 @@ impl Span {
             offset_x: (offset.0 - (f64::from(self.crop.x) + self.start.0) * scale.0) as f32,
             offset_y: (offset.1 - (f64::from(self.crop.y) + self.start.1) * scale.1) as f32,
         }
+    }
+}
+
+/// What of a picture's buffer a plan reads.
+pub(super) struct Source {
+    /// The whole pixels of the region; nothing beside them is read.
+    pub(super) view: IntBox,
+    /// The part that is used, in pixels of the view: start and length, across and down.
+    pub(super) across: (f64, f64),
+    pub(super) down: (f64, f64),
+}
+
+impl Source {
+    /// `None` where the picture is a window that does not hold the region.
+    pub(super) fn of(picture: &Picture, span: Span, plan: &Plan) -> Option<Self> {
+        let denominator = f64::from(picture.scale.denominator());
+        let scaled = picture.image.scaled(picture.scale);
+        // Divided by a power of two, and at full size by one: nothing is rounded.
+        let axis = |crop: u32, (start, length): (f64, f64), used: (f64, f64), side: u32| {
+            let start = (f64::from(crop) + start) / denominator;
+            let first = (start.floor() as u32).min(side.saturating_sub(1));
+            let end = ((start + length / denominator).ceil() as u32).clamp(first + 1, side.max(first + 1));
+            let begin = used.0 / denominator + (f64::from(crop) / denominator - f64::from(first));
+            let (pixels, used) = (f64::from(end - first), used.1 / denominator);
+            // Rounding must not lead out of the view.
+            let used = if begin + used > pixels { pixels - begin } else { used };
+            (first, end - first, (begin, used))
+        };
+        let (x, width, across) = axis(span.crop.x, (span.start.0, span.sides.0), plan.across, scaled.width_px);
+        let (y, height, down) = axis(span.crop.y, (span.start.1, span.sides.1), plan.down, scaled.height_px);
+        let view = IntBox { x, y, size: Size::new(width, height) };
+        let window = picture.window;
+        let held = window.holds(view)
+            && (picture.pixels.width(), picture.pixels.height()) == (window.size.width_px, window.size.height_px);
+        held.then(|| Self { view: IntBox { x: x - window.x, y: y - window.y, ..view }, across, down })
     }
 }
 

@@ -5,15 +5,14 @@
 
 use image::RgbImage;
 
-use super::tensor::IntBox;
-use crate::geometry::Placement;
+use crate::geometry::{IntBox, Placement, Size};
 use crate::recipe::ImageInput;
 
 /// Weights of the source pixels that make one output pixel.
 type Taps = Vec<(usize, f32)>;
 
 /// Writes `crop` of `image` into `out`, `3 * side * side` numbers of the input's square.
-pub(super) fn fill(image: &RgbImage, crop: IntBox, input: &ImageInput, out: &mut [f32]) -> Placement {
+pub(super) fn fill(image: &RgbImage, crop: IntBox, input: &ImageInput, out: &mut [f32]) {
     let square = crop.size.width_px.max(crop.size.height_px) as usize;
     let (to_width, to_height) = (input.size.width_px as usize, input.size.height_px as usize);
     let across = taps(square, to_width, crop.size.width_px as usize);
@@ -47,7 +46,12 @@ pub(super) fn fill(image: &RgbImage, crop: IntBox, input: &ImageInput, out: &mut
             *value = (*value - input.mean[channel]) / input.std[channel];
         }
     }
-    let (scale_x, scale_y) = (to_width as f32 / square as f32, to_height as f32 / square as f32);
+}
+
+/// Where `crop` lies in an input of size `to`; from pixels of the image of which it is a crop.
+pub(super) fn placement(crop: IntBox, to: Size) -> Placement {
+    let square = crop.size.width_px.max(crop.size.height_px) as f32;
+    let (scale_x, scale_y) = (to.width_px as f32 / square, to.height_px as f32 / square);
     Placement { scale_x, scale_y, offset_x: -(crop.x as f32) * scale_x, offset_y: -(crop.y as f32) * scale_y }
 }
 

@@ -19,9 +19,11 @@ use fast_image_resize::{FilterType, ImageView, ResizeAlg, ResizeOptions, Resizer
 use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, RgbImage};
 
-use super::plan::{Filling, Plan, Span};
+use super::decode::no_box;
+use super::picture::{Picture, crop_box, scaled_box};
+use super::plan::{Filling, Plan, Source, Span};
 use super::square;
-use crate::geometry::{BoxPx, Placement, Size};
+use crate::geometry::{BoxPx, IntBox, Placement, Scale, Size};
 use crate::recipe::{Filter, Fit, ImageInput};
 use crate::row::{RowCode, RowError};
 
@@ -32,40 +34,6 @@ const BETWEEN_BYTES_MAX: usize = 64 << 20;
 /// Scratch buffers above this are given back after use; there is one set per thread.
 const SCRATCH_BYTES_KEPT: usize = 16 << 20;
 
-/// A box in whole pixels of an image, at least 1x1 and inside of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IntBox {
-    /// First column.
-    pub x: u32,
-    /// First row.
-    pub y: u32,
-    /// Columns and rows.
-    pub size: Size,
-}
-
-/// The whole pixels that a region touches: its left and top rounded down, its right and bottom rounded up,
-/// clipped to an image of `size`, at least 1x1. `None` for a box that is not finite, is reversed or lies
-/// outside: the resizer would make a black picture of it and say nothing.
-pub fn crop_box(size: Size, region: BoxPx) -> Option<IntBox> {
-    let (x, width) = whole_pixels(region.x0, region.x1, size.width_px)?;
-    let (y, height) = whole_pixels(region.y0, region.y1, size.height_px)?;
-    Some(IntBox { x, y, size: Size::new(width, height) })
-}
-
-/// First pixel and number of pixels that `low..high` touches in `0..side`.
-fn whole_pixels(low: f32, high: f32, side: u32) -> Option<(u32, u32)> {
-    let (low, high) = (f64::from(low), f64::from(high));
-    // NaN fails every comparison.
-    let sound = low.is_finite() && high.is_finite() && low <= high && high >= 0.0 && low <= f64::from(side);
-    if !sound || side == 0 {
-        return None;
-    }
-    // The conversions saturate.
-    let first = (low.floor().max(0.0) as u32).min(side - 1);
-    let end = (high.ceil() as u32).clamp(first + 1, side);
-    Some((first, end - first))
-}
-
 /// Where a region came to lie in a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Placed {
@@ -75,44 +43,76 @@ pub struct Placed {
     pub valid: Size,
 }
 
-/// Writes a region as `(v / 255 - mean) / std`, RGB, channel by channel (NCHW without the N), into `out`
-/// of [`ImageInput::values`] numbers.
+/// The pixels that a region of `region` pixels gets in the input: a picture in which it has fewer would be enlarged,
+/// one in which it has more is decoded for nothing. Of [`Fit::Center`] what it gets before its borders are cut off.
+/// All of them for [`Fit::SquareBlur`], whose blur depends on the size of the image.
+pub fn wanted(region: Size, input: &ImageInput) -> Size {
+    let whole = IntBox::whole(region);
+    let squashed = |to: Size| Plan::new(Span::of(whole, BoxPx::whole(region)), to, input.fit).to;
+    match input.fit {
+        Fit::SquareBlur => region,
+        Fit::Center { resize_shortest_px } => {
+            let short = u64::from(region.width_px.min(region.height_px).max(1));
+            let side =
+                |px: u32| (u64::from(px) * u64::from(resize_shortest_px) / short).clamp(1, u32::MAX.into()) as u32;
+            Size::new(side(region.width_px), side(region.height_px))
+        }
+        Fit::Squash | Fit::Scale { .. } | Fit::Pad { .. } | Fit::Corner => squashed(input.tensor_size(region)),
+    }
+}
+
+/// Writes a region, in pixels of the upright image at full size, as `(v / 255 - mean) / std`, RGB, channel by channel
+/// (NCHW without the N), into `out` of [`ImageInput::values`] numbers. The size of the tensor and the placement are
+/// those of the region at full size, whatever the picture's scale.
 ///
 /// # Errors
-/// `nan_output` for a region that is not finite, reversed or outside; `model` where `out` has another
-/// length or a side of the input is 0.
-pub fn fill(image: &RgbImage, region: BoxPx, input: &ImageInput, out: &mut [f32]) -> Result<Placed, RowError> {
-    let crop = checked_crop(image, region)?;
+/// `nan_output` for a region that is not finite, reversed or outside; `model` where `out` has another length, a side
+/// of the input is 0, or the picture is a window that does not hold the region or a scaled one for
+/// [`Fit::SquareBlur`].
+pub fn fill(picture: &Picture, region: BoxPx, input: &ImageInput, out: &mut [f32]) -> Result<Placed, RowError> {
+    let crop = checked_crop(picture, region)?;
     let size = input.tensor_size(crop.size);
     if out.len() != 3 * size.pixels() as usize || out.is_empty() {
         let reason =
             format!("an input of {}x{} does not fit into {} numbers", size.width_px, size.height_px, out.len());
         return Err(RowError::new(RowCode::Model, reason));
     }
+    let span = Span::of(crop, region);
     if input.fit == Fit::SquareBlur {
-        return Ok(Placed { placement: square::fill(image, crop, input, out), valid: size });
+        let whole = Span::of(crop, BoxPx::whole(picture.image));
+        let source = Source::of(picture, whole, &Plan::new(whole, size, input.fit));
+        let source = source.filter(|_| picture.scale == Scale::FULL).ok_or_else(|| not_held(picture, region))?;
+        square::fill(&picture.pixels, source.view, input, out);
+        return Ok(Placed { placement: square::placement(crop, size), valid: size });
     }
-    let plan = Plan::new(Span::of(crop, region), size, input.fit);
+    let plan = Plan::new(span, size, input.fit);
+    let source = Source::of(picture, span, &plan).ok_or_else(|| not_held(picture, region))?;
     let valid = if input.fit == Fit::Corner { plan.to } else { size };
     SCRATCH.with_borrow_mut(|scratch| {
-        let resized = scratch.resize(image, crop, &plan, input.filter)?;
+        let resized = scratch.resize(&picture.pixels, &source, plan.to, input.filter)?;
         write_tensor(resized, &plan, size, input, out);
         scratch.shrink();
         Ok(Placed { placement: plan.placement, valid })
     })
 }
 
-/// A region as a baseline JPEG of `quality` 1..=100, in the region's whole pixels.
+/// A region, in pixels of the upright image at full size, as a baseline JPEG of `quality` 1..=100, in the whole
+/// pixels of the picture that it touches: a scaled picture gives a smaller file.
 ///
 /// # Errors
-/// `nan_output` as [`fill`]; `unsupported` where a side is too long for a JPEG.
-pub fn encode_crop_jpeg(image: &RgbImage, region: BoxPx, quality: u8) -> Result<Vec<u8>, RowError> {
-    let crop = checked_crop(image, region)?;
-    let Size { width_px, height_px } = crop.size;
-    let row_bytes = 3 * image.width() as usize;
-    let (left, width) = (3 * crop.x as usize, 3 * width_px as usize);
+/// `nan_output` and `model` as [`fill`]; `unsupported` where a side is too long for a JPEG.
+pub fn encode_crop_jpeg(picture: &Picture, region: BoxPx, quality: u8) -> Result<Vec<u8>, RowError> {
+    let needed = scaled_box(picture.image, picture.scale, region);
+    let needed = needed.ok_or_else(|| RowError::from(no_box(picture.image, region)))?;
+    if !picture.window.holds(needed) {
+        return Err(not_held(picture, region));
+    }
+    let Size { width_px, height_px } = needed.size;
+    let (x, y) = (needed.x - picture.window.x, needed.y - picture.window.y);
+    let row_bytes = 3 * picture.pixels.width() as usize;
+    let (left, width) = (3 * x as usize, 3 * width_px as usize);
     let mut pixels = Vec::with_capacity(width * height_px as usize);
-    for row in image.as_raw().chunks_exact(row_bytes).skip(crop.y as usize).take(height_px as usize) {
+    for row in picture.pixels.as_raw().chunks_exact(row_bytes).skip(y as usize).take(height_px as usize) {
         pixels.extend_from_slice(&row[left..left + width]);
     }
     let mut jpeg = Vec::new();
@@ -122,13 +122,15 @@ pub fn encode_crop_jpeg(image: &RgbImage, region: BoxPx, quality: u8) -> Result<
     Ok(jpeg)
 }
 
-fn checked_crop(image: &RgbImage, region: BoxPx) -> Result<IntBox, RowError> {
-    let size = Size::new(image.width(), image.height());
-    crop_box(size, region).ok_or_else(|| {
-        let BoxPx { x0, y0, x1, y1 } = region;
-        let reason = format!("a region {x0} {y0} {x1} {y1} that is no box in {}x{}", size.width_px, size.height_px);
-        RowError::new(RowCode::NanOutput, reason)
-    })
+fn checked_crop(picture: &Picture, region: BoxPx) -> Result<IntBox, RowError> {
+    crop_box(picture.image, region).ok_or_else(|| no_box(picture.image, region).into())
+}
+
+/// The caller asked a picture for what it does not have; a fault of the program, which still must not end the run.
+fn not_held(picture: &Picture, region: BoxPx) -> RowError {
+    let BoxPx { x0, y0, x1, y1 } = region;
+    let reason = format!("a picture at 1/{} does not serve a region {x0} {y0} {x1} {y1}", picture.scale.denominator());
+    RowError::new(RowCode::Model, reason)
 }
 
 thread_local! {
@@ -144,30 +146,31 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// Resizes the used part of the crop to `plan.to`, interleaved RGB.
-    fn resize(&mut self, image: &RgbImage, crop: IntBox, plan: &Plan, filter: Filter) -> Result<&[u8], RowError> {
+    /// Resizes the used part of the source to `to`, interleaved RGB.
+    fn resize(&mut self, image: &RgbImage, source: &Source, to: Size, filter: Filter) -> Result<&[u8], RowError> {
+        let &Source { view: crop, across, down } = source;
         let whole = TypedImageRef::<U8x3>::from_buffer(image.width(), image.height(), image.as_raw());
         let whole = whole.map_err(resize_failed)?;
-        let Size { width_px, height_px } = plan.to;
+        let Size { width_px, height_px } = to;
         let bytes = |columns: u32, rows: u32| 3 * columns as usize * rows as usize;
         self.resized.resize(bytes(width_px, height_px), 0);
         let options = ResizeOptions::new().resize_alg(algorithm(filter));
-        let (first, rows) = rows_needed(plan, crop.size.height_px, filter);
+        let (first, rows) = rows_needed(down, height_px, crop.size.height_px, filter);
         if !across_first(filter, bytes(width_px, rows), bytes(crop.size.width_px, height_px)) {
             let view = TypedCroppedImage::from_ref(&whole, crop.x, crop.y, crop.size.width_px, crop.size.height_px);
-            let options = options.crop(plan.across.0, plan.down.0, plan.across.1, plan.down.1);
-            resize_into(&mut self.resizer, &view.map_err(resize_failed)?, &mut self.resized, plan.to, &options)?;
+            let options = options.crop(across.0, down.0, across.1, down.1);
+            resize_into(&mut self.resizer, &view.map_err(resize_failed)?, &mut self.resized, to, &options)?;
             return Ok(&self.resized);
         }
         let view = TypedCroppedImage::from_ref(&whole, crop.x, crop.y + first, crop.size.width_px, rows);
         let view = view.map_err(resize_failed)?;
         let between = Size::new(width_px, rows);
         self.between.resize(bytes(width_px, rows), 0);
-        let first_pass = options.crop(plan.across.0, 0.0, plan.across.1, f64::from(rows));
+        let first_pass = options.crop(across.0, 0.0, across.1, f64::from(rows));
         resize_into(&mut self.resizer, &view, &mut self.between, between, &first_pass)?;
         let view = TypedImageRef::<U8x3>::from_buffer(width_px, rows, &self.between).map_err(resize_failed)?;
-        let second_pass = options.crop(0.0, plan.down.0 - f64::from(first), f64::from(width_px), plan.down.1);
-        resize_into(&mut self.resizer, &view, &mut self.resized, plan.to, &second_pass)?;
+        let second_pass = options.crop(0.0, down.0 - f64::from(first), f64::from(width_px), down.1);
+        resize_into(&mut self.resizer, &view, &mut self.resized, to, &second_pass)?;
         Ok(&self.resized)
     }
 
@@ -205,10 +208,9 @@ fn across_first(filter: Filter, between_bytes: usize, other_between_bytes: usize
     filter != Filter::Nearest && (between_bytes <= BETWEEN_BYTES_MAX || between_bytes <= other_between_bytes)
 }
 
-/// Rows of a crop of `height` rows that the filter reads: first row and number of rows.
-fn rows_needed(plan: &Plan, height: u32, filter: Filter) -> (u32, u32) {
-    let (start, length) = plan.down;
-    let support = reach(filter) * (length / f64::from(plan.to.height_px)).max(1.0) + 1.0;
+/// Rows of a view of `height` rows that the filter reads to make `to` rows of a part of it: first row and number.
+fn rows_needed((start, length): (f64, f64), to: u32, height: u32, filter: Filter) -> (u32, u32) {
+    let support = reach(filter) * (length / f64::from(to)).max(1.0) + 1.0;
     let first = ((start - support).floor().max(0.0) as u32).min(height - 1);
     let end = ((start + length + support).ceil() as u32).clamp(first + 1, height);
     (first, end - first)
@@ -278,18 +280,8 @@ mod tests {
     }
 
     #[test]
-    fn a_region_covers_every_pixel_it_touches() {
-        let size = Size::new(100, 50);
-        let int = |x, y, width, height| Some(IntBox { x, y, size: Size::new(width, height) });
-        assert_eq!(crop_box(size, bbox(1.2, 2.9, 3.1, 4.0)), int(1, 2, 3, 2));
-        assert_eq!(crop_box(size, bbox(-5.0, -5.0, 500.0, 500.0)), int(0, 0, 100, 50));
-        assert_eq!(crop_box(size, bbox(7.0, 7.0, 7.0, 7.0)), int(7, 7, 1, 1));
-        assert_eq!(crop_box(size, bbox(100.0, 50.0, 100.0, 50.0)), int(99, 49, 1, 1));
-    }
-
-    #[test]
     fn a_region_that_is_no_box_is_an_error_and_no_black_tile() {
-        let image = RgbImage::new(100, 50);
+        let image = Picture::full(RgbImage::new(100, 50));
         let input = input(Fit::Squash, Filter::Bilinear);
         for region in [
             bbox(f32::NAN, 0.0, 10.0, 10.0),
@@ -308,7 +300,7 @@ mod tests {
 
     #[test]
     fn channels_are_planes_in_rgb_order_and_normalised() {
-        let image = RgbImage::from_pixel(20, 10, Rgb([255, 51, 0]));
+        let image = Picture::full(RgbImage::from_pixel(20, 10, Rgb([255, 51, 0])));
         let mut input = input(Fit::Squash, Filter::Bicubic);
         (input.mean, input.std) = ([0.5, 0.2, 0.25], [0.5, 0.1, 0.125]);
         let mut out = vec![f32::NAN; input.values(SQUARE)];
@@ -320,7 +312,7 @@ mod tests {
 
     #[test]
     fn padding_follows_letterbox_and_is_not_resized() {
-        let image = RgbImage::from_pixel(16, 6, Rgb([255; 3]));
+        let image = Picture::full(RgbImage::from_pixel(16, 6, Rgb([255; 3])));
         let mut out = vec![f32::NAN; 192];
         let placed = fill(&image, bbox(0.0, 0.0, 16.0, 6.0), &input(Fit::Pad { fill: 102 }, Filter::Bicubic), &mut out);
         // r = 0.5: 8 by 3, free 5 rows, round(2.5 - 0.1) = 2 above.
@@ -334,7 +326,7 @@ mod tests {
 
     #[test]
     fn what_a_corner_picture_does_not_reach_is_zero_after_normalisation() {
-        let image = RgbImage::from_pixel(16, 6, Rgb([255; 3]));
+        let image = Picture::full(RgbImage::from_pixel(16, 6, Rgb([255; 3])));
         let mut input = input(Fit::Corner, Filter::Bilinear);
         (input.mean, input.std) = ([0.5; 3], [0.5; 3]);
         let mut out = vec![f32::NAN; 192];
@@ -350,7 +342,12 @@ mod tests {
 
     #[test]
     fn a_region_at_the_images_edge_reads_nothing_beside_it() {
-        let image = RgbImage::from_fn(40, 40, |x, y| if x >= 20 && y >= 30 { Rgb([200; 3]) } else { Rgb([0; 3]) });
+        let image =
+            Picture::full(RgbImage::from_fn(
+                40,
+                40,
+                |x, y| if x >= 20 && y >= 30 { Rgb([200; 3]) } else { Rgb([0; 3]) },
+            ));
         for fit in [Fit::Squash, Fit::Center { resize_shortest_px: 9 }] {
             for filter in [Filter::Nearest, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3] {
                 let mut out = vec![f32::NAN; 192];
@@ -371,7 +368,7 @@ mod tests {
 
     #[test]
     fn a_crop_is_a_jpeg_of_the_regions_pixels() {
-        let image = RgbImage::from_fn(64, 48, |x, _| Rgb([if x < 32 { 0 } else { 255 }, 128, 0]));
+        let image = Picture::full(RgbImage::from_fn(64, 48, |x, _| Rgb([if x < 32 { 0 } else { 255 }, 128, 0])));
         let bytes = encode_crop_jpeg(&image, bbox(32.0, 10.5, 60.5, 20.0), 95).unwrap();
         let crop = image::load_from_memory(&bytes).unwrap().to_rgb8();
         assert_eq!(crop.dimensions(), (29, 10));

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use croprow::candidate::{Candidate, Vocabulary};
 use croprow::config::{DecodeConfig, DetectConfig, Device, MAX_PIXELS_DEFAULT, Precision};
-use croprow::geometry::{BoxPx, Size};
+use croprow::geometry::{BoxPx, Scale, Size};
 use croprow::model::boxes::select;
 use croprow::model::device::EffectiveDevice;
 use croprow::model::files::locate;
@@ -154,12 +154,12 @@ fn pixels_equal_the_references_within_one_grey_level() {
     let config = DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail };
     for picture in reference().pictures {
         let path = root().join("tests/data/golden/pictures").join(&picture.file);
-        let upright = decode::decode(&header::probe(&path, &config).unwrap(), &config).unwrap();
+        let upright = decode::decode(&header::probe(&path, &config).unwrap(), &config, Scale::FULL).unwrap();
         assert_eq!(upright.facts.upright, size(picture.upright), "{}", picture.name);
         let of = input.tensor_size(upright.facts.upright);
         assert_eq!(of, size(picture.tensor), "{}", picture.name);
         let mut ours = vec![f32::NAN; input.values(upright.facts.upright)];
-        tensor::fill(&upright.pixels, BoxPx::whole(upright.facts.upright), &input, &mut ours).unwrap();
+        tensor::fill(&upright.picture, BoxPx::whole(upright.facts.upright), &input, &mut ours).unwrap();
         let theirs = pixels(&picture.name);
         let (mut worst, mut off) = (0.0_f32, 0_usize);
         for (c, plane) in ours.chunks_exact(of.pixels() as usize).enumerate() {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use croprow::config::{DecodeConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision, RunConfig};
-use croprow::geometry::BoxPx;
+use croprow::geometry::{BoxPx, Scale};
 use croprow::model::{library, load_models};
 use croprow::pixels::{decode, header, tensor};
 use croprow::recipe::Truncated;
@@ -171,7 +171,7 @@ fn crops_give_the_same_vectors_as_the_python_reference() {
     let input = embedder.input().clone();
     let mut compared = 0;
     for (file, detections) in expected() {
-        let pixels = decode::decode(&header::probe(&file, &decode).unwrap(), &decode).unwrap().pixels;
+        let pixels = decode::decode(&header::probe(&file, &decode).unwrap(), &decode, Scale::FULL).unwrap().picture;
         for reference in detections {
             // The reference cuts whole pixels.
             let BoxPx { x0, y0, x1, y1 } = reference.bbox;

@@ -2,6 +2,8 @@
 //! outputs for the same pixels, selection. Made by `scripts/reference/tiny_families.py`.
 
 use croprow::config::{DecodeConfig, MAX_PIXELS_DEFAULT};
+use croprow::geometry::{BoxPx, Scale};
+use croprow::pixels::picture::Picture as Pixels;
 use croprow::pixels::{decode, header, tensor};
 use croprow::recipe::{ImageInput, Truncated};
 use serde::Deserialize;
@@ -100,11 +102,11 @@ fn pixels_of_every_family_equal_the_references_within_one_grey_level() {
         let input = detector.input().clone();
         for picture in &family.pictures {
             let path = root(&picture.file);
-            let upright = decode::decode(&header::probe(&path, &config).unwrap(), &config).unwrap();
+            let upright = decode::decode(&header::probe(&path, &config).unwrap(), &config, Scale::FULL).unwrap();
             assert_eq!(upright.facts.upright, size(picture.upright));
             assert_eq!(input.tensor_size(upright.facts.upright), size(picture.tensor), "{name}, {}", picture.file);
             let mut ours = vec![f32::NAN; input.values(upright.facts.upright)];
-            tensor::fill(&upright.pixels, BoxPx::whole(upright.facts.upright), &input, &mut ours).unwrap();
+            tensor::fill(&upright.picture, BoxPx::whole(upright.facts.upright), &input, &mut ours).unwrap();
             let theirs = reference_input(picture, &input);
             let plane = ours.len() / 3;
             let worst = (0..3)
@@ -153,7 +155,7 @@ fn the_selection_of_every_family_equals_the_references() {
         for picture in &family.pictures {
             let found = found(detector.as_mut(), picture, 0.05);
             let upright = size(picture.upright);
-            let blank = image::RgbImage::new(upright.width_px, upright.height_px);
+            let blank = Pixels::full(image::RgbImage::new(upright.width_px, upright.height_px));
             let mut values = vec![0.0; input.values(upright)];
             let placement = tensor::fill(&blank, BoxPx::whole(upright), &input, &mut values).unwrap().placement;
             let in_image: Vec<_> = found

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use croprow::config::{DecodeConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision};
-use croprow::geometry::{BoxPx, Size};
+use croprow::geometry::{BoxPx, Scale, Size};
 use croprow::model::device::EffectiveDevice;
 use croprow::model::embedder::VectorModel;
 use croprow::model::files::locate;
@@ -77,11 +77,12 @@ impl Picture {
     /// Ours, from the file.
     fn ours(&self, input: &ImageInput) -> Array4<f32> {
         let config = DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail };
-        let upright = decode::decode(&header::probe(&root().join(&self.file), &config).unwrap(), &config).unwrap();
+        let upright =
+            decode::decode(&header::probe(&root().join(&self.file), &config).unwrap(), &config, Scale::FULL).unwrap();
         assert_eq!(upright.facts.upright, Size::new(self.upright[0], self.upright[1]), "{}", self.file);
         assert_eq!(input.tensor_size(upright.facts.upright), self.size(), "{}", self.file);
         let mut values = vec![f32::NAN; input.values(upright.facts.upright)];
-        tensor::fill(&upright.pixels, BoxPx::whole(upright.facts.upright), input, &mut values).unwrap();
+        tensor::fill(&upright.picture, BoxPx::whole(upright.facts.upright), input, &mut values).unwrap();
         batch_of(values, self.size())
     }
 }

@@ -1,5 +1,6 @@
 //! Each way in which a file can fail has its code.
 
+use croprow::geometry::Scale;
 use croprow::pixels::decode::decode;
 use croprow::pixels::header::probe;
 use croprow::row::RowCode;
@@ -66,7 +67,7 @@ fn a_truncated_jpeg_fails_or_is_used_as_far_as_it_goes() {
     let read = open(&folder.write("whole.jpg", &whole), &USE_TRUNCATED).unwrap();
     assert!(!read.facts.truncated);
     let without_end = open(&folder.write("cut.jpg", &whole[..whole.len() - 2]), &USE_TRUNCATED).unwrap();
-    assert_eq!(without_end.pixels, read.pixels);
+    assert_eq!(without_end.picture, read.picture);
     // The thumbnail's end is not the picture's.
     let thumbnail = [b"Exif\0\0".as_slice(), &exif(1), &jpeg(&gradient(16, 16))].concat();
     let with_thumbnail = with_segment(&whole, 0xe1, &thumbnail);
@@ -100,10 +101,10 @@ fn other_formats_that_end_early_are_truncated() {
 fn what_follows_the_first_picture_is_ignored() {
     let folder = Folder::new();
     let (first, second) = (jpeg(&gradient(40, 24)), jpeg(&noise(16, 16)));
-    let expected = open(&folder.write("first.jpg", &first), &CONFIG).unwrap().pixels;
+    let expected = open(&folder.write("first.jpg", &first), &CONFIG).unwrap().picture;
     for tail in [b"trailing garbage".as_slice(), &second, &second[..second.len() / 2], &[0; 4096]] {
         let read = open(&folder.write("tail.jpg", &[&first, tail].concat()), &CONFIG).unwrap();
-        assert!(read.pixels == expected);
+        assert!(read.picture == expected);
     }
     let image = png(&DynamicImage::ImageRgb8(gradient(40, 24)), None);
     assert!(open(&folder.write("tail.png", &[&image, b"more".as_slice()].concat()), &CONFIG).is_ok());
@@ -135,12 +136,12 @@ fn a_file_that_changed_after_its_probe_is_probed_again() {
     let probed = probe(&path, &CONFIG).unwrap();
     let smaller = jpeg(&gradient(20, 10));
     folder.write("a.png", &smaller);
-    let read = decode(&probed, &CONFIG).unwrap();
-    assert_eq!((read.facts.format, read.pixels.dimensions()), ("jpeg", (20, 10)));
+    let read = decode(&probed, &CONFIG, Scale::FULL).unwrap();
+    assert_eq!((read.facts.format, read.picture.pixels.dimensions()), ("jpeg", (20, 10)));
     assert_eq!(read.facts.stamp.size_bytes, smaller.len() as i64);
     assert_ne!(read.facts.stamp, probed.stamp);
     folder.write("a.png", &jpeg(&gradient(2000, 1000)));
-    assert_eq!(decode(&probed, &CONFIG).map(|_| ()).unwrap_err().code, RowCode::Io);
+    assert_eq!(decode(&probed, &CONFIG, Scale::FULL).map(|_| ()).unwrap_err().code, RowCode::Io);
     std::fs::remove_file(&path).unwrap();
-    assert_eq!(decode(&probed, &CONFIG).map(|_| ()).unwrap_err().code, RowCode::Missing);
+    assert_eq!(decode(&probed, &CONFIG, Scale::FULL).map(|_| ()).unwrap_err().code, RowCode::Missing);
 }

@@ -6,7 +6,7 @@ use super::files::*;
 
 fn read(name: &str, bytes: &[u8]) -> RgbImage {
     let folder = Folder::new();
-    open(&folder.write(name, bytes), &CONFIG).unwrap().pixels
+    open(&folder.write(name, bytes), &CONFIG).unwrap().picture.pixels
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn grey_files_become_grey_pixels() {
     let folder = Folder::new();
     let upright = open(&folder.write("grey.jpg", &bytes), &CONFIG).unwrap();
     assert_eq!(upright.facts.components, 1);
-    assert!(difference(&upright.pixels, &expected) <= 4);
+    assert!(difference(&upright.picture.pixels, &expected) <= 4);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn cmyk_and_progressive_files_are_read() {
     for (name, bytes, components) in cases {
         let read = open(&folder.write(name, bytes), &CONFIG).unwrap();
         assert_eq!(read.facts.components, components, "{name}");
-        let worst = difference(&read.pixels, &expected);
+        let worst = difference(&read.picture.pixels, &expected);
         assert!(worst <= 24, "{name}: {worst}");
     }
 }
@@ -91,7 +91,7 @@ fn every_format_equals_the_decoder_alone() {
         // Two JPEG decoders round differently.
         let most = if format == "jpeg" { 4 } else { 0 };
         let theirs = plainly(&bytes);
-        let differences = read.pixels.as_raw().iter().zip(theirs.as_raw()).map(|(a, b)| a.abs_diff(*b));
+        let differences = read.picture.pixels.as_raw().iter().zip(theirs.as_raw()).map(|(a, b)| a.abs_diff(*b));
         assert!(differences.max() <= Some(most), "{format}");
     }
 }

@@ -4,6 +4,7 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use croprow::config::{DecodeConfig, MAX_PIXELS_DEFAULT};
+use croprow::geometry::Scale;
 use croprow::pixels::decode::{Upright, decode};
 use croprow::pixels::header::probe;
 use croprow::recipe::Truncated;
@@ -41,11 +42,11 @@ impl Folder {
 /// Probes and decodes; the message of an error must begin with the path and be one short line.
 pub(crate) fn open(path: &Path, config: &DecodeConfig) -> Result<Upright, RowError> {
     let result = probe(path, config).and_then(|probed| {
-        let upright = decode(&probed, config)?;
-        assert_eq!(upright.pixels.dimensions(), (probed.upright.width_px, probed.upright.height_px));
+        let upright = decode(&probed, config, Scale::FULL)?;
+        assert_eq!(upright.picture.pixels.dimensions(), (probed.upright.width_px, probed.upright.height_px));
         assert_eq!(upright.facts.upright, probed.upright);
-        assert_eq!(upright.pixels.as_raw().len() as u64, probed.pixels_bytes);
-        assert!(probed.worst_bytes > probed.pixels_bytes);
+        assert_eq!(upright.picture.bytes(), probed.pixels_bytes(Scale::FULL));
+        assert!(probed.worst_bytes(Scale::FULL) > probed.pixels_bytes(Scale::FULL));
         Ok(upright)
     });
     if let Err(error) = &result {

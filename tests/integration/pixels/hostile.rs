@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use croprow::config::DecodeConfig;
-use croprow::geometry::{BoxPx, Size};
+use croprow::geometry::{BoxPx, Scale, Size};
 use croprow::pixels::decode::decode;
 use croprow::pixels::header::probe;
 use croprow::pixels::tensor::fill;
@@ -88,7 +88,7 @@ fn sides_of_one_pixel_are_decoded_and_resized() {
                 for filter in [Filter::Nearest, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3] {
                     let input = ImageInput { size: Size::new(28, 28), filter, fit, mean: [0.5; 3], std: [0.5; 3] };
                     let mut out = vec![f32::NAN; input.values(upright)];
-                    let placement = fill(&read.pixels, BoxPx::whole(upright), &input, &mut out).unwrap().placement;
+                    let placement = fill(&read.picture, BoxPx::whole(upright), &input, &mut out).unwrap().placement;
                     assert!(out.iter().all(|v| (-1.001..=1.001).contains(v)), "{width}x{height} {fit:?} {filter:?}");
                     assert!(placement.scale_x > 0.0 && placement.scale_y > 0.0);
                 }
@@ -143,7 +143,7 @@ fn decoding_stays_below_the_memory_it_announced() {
     ];
     for (name, bytes) in files {
         let path = folder.write(name, &bytes);
-        let worst = probe(&path, &CONFIG).unwrap().worst_bytes;
+        let worst = probe(&path, &CONFIG).unwrap().worst_bytes(Scale::FULL);
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args([
             "--exact",
@@ -165,7 +165,7 @@ fn one_decode_in_a_process_of_its_own() {
     let Some(path) = std::env::var_os("CROPROW_TEST_DECODE") else { return };
     let probed = probe(path.as_ref(), &CONFIG).unwrap();
     let before = status_bytes("VmRSS");
-    let upright = decode(&probed, &CONFIG).unwrap();
+    let upright = decode(&probed, &CONFIG, Scale::FULL).unwrap();
     let used = status_bytes("VmHWM") - before;
-    println!("used={used} worst={} {:?}", probed.worst_bytes, upright.facts);
+    println!("used={used} worst={} {:?}", probed.worst_bytes(Scale::FULL), upright.facts);
 }

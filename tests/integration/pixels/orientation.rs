@@ -36,7 +36,7 @@ fn all_eight_orientations_give_the_same_upright_picture() {
         ];
         for (name, bytes, tolerance) in files {
             let read = open(&folder.write(name, &bytes), &CONFIG).unwrap();
-            assert!(difference(&read.pixels, &upright) <= tolerance, "{name} {value}");
+            assert!(difference(&read.picture.pixels, &upright) <= tolerance, "{name} {value}");
             assert_eq!(read.facts.orientation.exif(), value as u8, "{name}");
             assert_eq!(read.facts.orientation_source, "exif", "{name}");
             assert_eq!(read.facts.upright, Size::new(40, 24), "{name} {value}");

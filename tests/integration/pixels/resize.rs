@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use croprow::geometry::{BoxPx, Size};
+use croprow::pixels::picture::Picture;
 use croprow::pixels::tensor::fill;
 use croprow::recipe::{Filter, Fit, ImageInput};
 use image::{Rgb, RgbImage};
@@ -57,7 +58,8 @@ fn tensors_equal_pillow_within_one_grey_level() {
         let input = ImageInput { size, filter: case.filter, fit, mean: [0.0; 3], std: [1.0; 3] };
         let (x0, y0, x1, y1) = case.region;
         let mut out = vec![f32::NAN; input.values(size)];
-        fill(&picture(case.source.0, case.source.1), BoxPx { x0, y0, x1, y1 }, &input, &mut out).unwrap();
+        fill(&Picture::full(picture(case.source.0, case.source.1)), BoxPx { x0, y0, x1, y1 }, &input, &mut out)
+            .unwrap();
         let (ours, pillows) = (levels(&out), unhex(&case.pixels));
         let worst = ours.iter().zip(&pillows).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
         let same = ours.iter().zip(&pillows).filter(|(a, b)| a == b).count();
