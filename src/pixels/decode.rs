@@ -153,17 +153,10 @@ fn decode_window(
     scale: Scale,
     part: IntBox,
 ) -> Result<Picture, Refusal> {
-    let (stored_size, upright_size) = (probed.stored.scaled(scale), probed.upright.scaled(scale));
-    let as_stored = probed.orientation.inverse().turned(part, upright_size);
-    let mut place = as_stored;
-    let (stored, _) = with_jpeg(file, probed, config, |bytes| {
-        let (stored, decoded) = turbo::window(bytes, probed, scale, as_stored)?;
-        place = decoded;
-        Ok(stored)
-    })?;
+    let as_stored = probed.orientation.inverse().turned(part, probed.upright.scaled(scale));
+    let (stored, _) = with_jpeg(file, probed, config, |bytes| turbo::window(bytes, probed, scale, as_stored))?;
     let pixels = orient::apply(stored.pixels, probed.orientation);
-    let window = probed.orientation.turned(place, stored_size);
-    Ok(Picture { pixels, image: probed.upright, scale, window })
+    Ok(Picture { pixels, image: probed.upright, scale, window: part })
 }
 
 /// Runs a decoder over a JPEG's bytes, in this thread's buffer: fresh pages for each file would cost more than

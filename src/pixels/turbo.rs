@@ -33,23 +33,28 @@ pub(super) fn whole(bytes: &[u8], probed: &Probed, scale: Scale) -> Result<Store
     image(buffer, size, &info.warnings)
 }
 
-/// At least `part` of the picture at `scale`, and where what was decoded lies in it; both in pixels of the scaled
-/// picture. Every pixel equals that of [`whole`].
-pub(super) fn window(bytes: &[u8], probed: &Probed, scale: Scale, part: IntBox) -> Result<(Stored, IntBox), Refusal> {
+/// `part` of the picture at `scale`, in pixels of the scaled picture. Every pixel equals that of [`whole`].
+pub(super) fn window(bytes: &[u8], probed: &Probed, scale: Scale, part: IntBox) -> Result<Stored, Refusal> {
     let mut decoder = decoder(bytes, probed, scale)?;
-    let size = probed.stored.scaled(scale);
-    let left = part.x.saturating_sub(WINDOW_MARGIN_PX);
-    let right = (part.x + part.size.width_px + WINDOW_MARGIN_PX).min(size.width_px);
-    let (top, height_px) = (part.y as usize, part.size.height_px);
-    decoder.set_crop_region(left as usize, top, (right - left) as usize, height_px as usize);
+    let IntBox { x, y, size } = part;
+    let left = x.saturating_sub(WINDOW_MARGIN_PX);
+    let right = (x + size.width_px + WINDOW_MARGIN_PX).min(probed.stored.scaled(scale).width_px);
+    decoder.set_crop_region(left as usize, y as usize, (right - left) as usize, size.height_px as usize);
     let decoded = decoder.decode_image().map_err(refused)?;
-    // The decoder begins at a boundary of its own, left of what was asked for.
-    let width_px = u32::try_from(decoded.width).unwrap_or(u32::MAX);
-    if decoded.height != height_px as usize || width_px < right - left || width_px > right {
+    // The decoder begins at a boundary of its own, left of what was asked for, and ends where it was told.
+    let width = decoded.width;
+    if decoded.height != size.height_px as usize || width < (right - left) as usize || width > right as usize {
         return Err(disagrees());
     }
-    let place = IntBox { x: right - width_px, y: part.y, size: Size::new(width_px, height_px) };
-    Ok((image(decoded.data, place.size, &decoded.warnings)?, place))
+    let mut buffer = decoded.data;
+    let (from, columns) = (3 * (width - (right - x) as usize), 3 * size.width_px as usize);
+    for row in 0..decoded.height {
+        let from = 3 * width * row + from;
+        buffer.copy_within(from..from + columns, columns * row);
+    }
+    buffer.truncate(columns * decoded.height);
+    buffer.shrink_to_fit();
+    image(buffer, size, &decoded.warnings)
 }
 
 fn decoder<'a>(bytes: &'a [u8], probed: &Probed, scale: Scale) -> Result<Decoder<'a>, Refusal> {

@@ -8,3 +8,4 @@ mod files;
 mod hostile;
 mod orientation;
 mod resize;
+mod scaled;
