@@ -296,7 +296,7 @@ mod tests {
             (Size::new(500, 375), Scale::EIGHTH),
             (Size::new(500, 376), Scale::QUARTER),
             (Size::new(640, 480), Scale::QUARTER),
-            (Size::new(1333, 1000), Scale::HALF),
+            (Size::new(2000, 1500), Scale::HALF),
             (Size::new(2001, 1), Scale::FULL),
             (Size::new(9000, 9000), Scale::FULL),
         ] {

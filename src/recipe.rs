@@ -201,8 +201,8 @@ pub enum Truncated {
 #[serde(rename_all = "snake_case")]
 pub enum Decode {
     /// No more than is used: at the smallest of 1, 1/2, 1/4 and 1/8 in which a region has, on both sides, at least
-    /// the pixels to which the model's input resizes it. Grey and three-component JPEGs only; all else, and what
-    /// [`Fit::SquareBlur`] prepares, is decoded at full size.
+    /// twice (detector) or four times (embedder) the pixels to which the model's input resizes it. Grey and
+    /// three-component JPEGs only; all else, and what [`Fit::SquareBlur`] prepares, is decoded at full size.
     #[default]
     Scaled,
     /// Everything at full size.

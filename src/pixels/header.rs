@@ -83,7 +83,8 @@ impl Probed {
         if self.can_be_scaled() { scale } else { Scale::FULL }
     }
 
-    /// The smallest scale at which the upright picture has at least `wanted` pixels on both sides.
+    /// The smallest scale at which the upright picture has `wanted` pixels on both sides; see
+    /// [`wanted`](super::tensor::wanted).
     pub fn scale_for(&self, wanted: Size) -> Scale {
         self.possible(Scale::that_holds(self.upright, wanted))
     }

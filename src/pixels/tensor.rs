@@ -43,22 +43,33 @@ pub struct Placed {
     pub valid: Size,
 }
 
-/// The pixels that a region of `region` pixels gets in the input: a picture in which it has fewer would be enlarged,
-/// one in which it has more is decoded for nothing. Of [`Fit::Center`] what it gets before its borders are cut off.
-/// All of them for [`Fit::SquareBlur`], whose blur depends on the size of the image.
-pub fn wanted(region: Size, input: &ImageInput) -> Size {
+/// Pixels that a scaled picture has per pixel of a detector's input, along a side and at least. With 1, 51 of 53 boxes
+/// of a YOLOv3-tiny in photos of 2 to 12 MP kept an IoU of 0.95 with those of the exact decode; with 2, 46 of 46, at
+/// 0.987 or more.
+pub const DETECTOR_SPARE: u32 = 2;
+
+/// The same of an embedder's input. Least cosine of an EfficientNet-Lite0's vectors with the exact ones, over 154 crops
+/// of photos of 2 to 12 MP: 0.9924 with 1 to 2 pixels, 0.99944 with 2 to 3, 0.99919 with 3 to 4, 0.99957 with 4 and
+/// more.
+pub const EMBEDDER_SPARE: u32 = 4;
+
+/// The pixels that a region of `region` pixels should have in the picture from which it is resized: `spare` times what
+/// it gets in the input, so that the resizer has something to average. Of [`Fit::Center`] what it gets before its
+/// borders are cut off. All of them for [`Fit::SquareBlur`], whose blur depends on the size of the image.
+pub fn wanted(region: Size, input: &ImageInput, spare: u32) -> Size {
     let whole = IntBox::whole(region);
     let squashed = |to: Size| Plan::new(Span::of(whole, BoxPx::whole(region)), to, input.fit).to;
-    match input.fit {
-        Fit::SquareBlur => region,
+    let to = match input.fit {
+        Fit::SquareBlur => return region,
         Fit::Center { resize_shortest_px } => {
             let short = u64::from(region.width_px.min(region.height_px).max(1));
-            let side =
-                |px: u32| (u64::from(px) * u64::from(resize_shortest_px) / short).clamp(1, u32::MAX.into()) as u32;
-            Size::new(side(region.width_px), side(region.height_px))
+            let side = |px: u32| u64::from(px) * u64::from(resize_shortest_px) / short;
+            let bounded = |px: u32| side(px).clamp(1, u32::MAX.into()) as u32;
+            Size::new(bounded(region.width_px), bounded(region.height_px))
         }
         Fit::Squash | Fit::Scale { .. } | Fit::Pad { .. } | Fit::Corner => squashed(input.tensor_size(region)),
-    }
+    };
+    Size::new(to.width_px.saturating_mul(spare), to.height_px.saturating_mul(spare))
 }
 
 /// Writes a region, in pixels of the upright image at full size, as `(v / 255 - mean) / std`, RGB, channel by channel

@@ -15,4 +15,5 @@ mod parity;
 mod pipeline;
 mod pixels;
 mod provenance;
+mod scaled;
 mod select;

@@ -5,7 +5,7 @@ use croprow::pixels::decode::{Redecoded, decode, decode_region};
 use croprow::pixels::header::probe;
 use croprow::pixels::orient::apply;
 use croprow::pixels::picture::Picture;
-use croprow::pixels::tensor::{fill, wanted};
+use croprow::pixels::tensor::{encode_crop_jpeg, fill, wanted};
 use croprow::recipe::{Filter, Fit, ImageInput};
 use croprow::row::RowCode;
 use image::RgbImage;
@@ -189,7 +189,7 @@ fn apart(a: &[f32], b: &[f32]) -> (f32, f32) {
 }
 
 fn input(fit: Fit, filter: Filter) -> ImageInput {
-    ImageInput { size: Size::new(32, 32), filter, fit, mean: [0.0; 3], std: [1.0; 3] }
+    ImageInput { size: Size::new(16, 16), filter, fit, mean: [0.0; 3], std: [1.0; 3] }
 }
 
 fn filled(picture: &Picture, region: BoxPx, input: &ImageInput) -> (Vec<f32>, croprow::pixels::tensor::Placed) {
@@ -213,10 +213,10 @@ fn a_tensor_from_a_scaled_picture_is_near_that_of_the_full_one() {
     let probed = probe(&folder.write("a.jpg", &jpeg), &CONFIG).unwrap();
     let (full, small) = (at_scale(&folder, &jpeg, Scale::FULL), at_scale(&folder, &jpeg, Scale::EIGHTH));
     let whole = BoxPx::whole(probed.upright);
-    for fit in [Fit::Squash, Fit::Pad { fill: 114 }, Fit::Center { resize_shortest_px: 32 }, Fit::Corner] {
+    for fit in [Fit::Squash, Fit::Pad { fill: 114 }, Fit::Center { resize_shortest_px: 16 }, Fit::Corner] {
         for filter in [Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3] {
             let input = input(fit, filter);
-            assert_eq!(Scale::that_holds(probed.upright, wanted(probed.upright, &input)), Scale::EIGHTH, "{fit:?}");
+            assert_eq!(Scale::that_holds(probed.upright, wanted(probed.upright, &input, 1)), Scale::EIGHTH, "{fit:?}");
             let ((exact, exactly), (scaled, placed)) = (filled(&full, whole, &input), filled(&small, whole, &input));
             assert_eq!(placed, exactly, "boxes go back to the image at full size");
             let (mean, most) = apart(&exact, &scaled);
@@ -224,4 +224,44 @@ fn a_tensor_from_a_scaled_picture_is_near_that_of_the_full_one() {
             assert!(mean < 1.0 && most < 8.0, "{fit:?} {filter:?}: {mean} {most}");
         }
     }
+}
+
+#[test]
+fn a_window_gives_the_tensors_and_the_crop_file_of_the_whole() {
+    let folder = Folder::new();
+    let jpeg = noted(&encoded(&stripes(203, 149), Subsampling::S420, false), 6);
+    let probed = probe(&folder.write("a.jpg", &jpeg), &CONFIG).unwrap();
+    let region = BoxPx { x0: 40.3, y0: 51.8, x1: 101.6, y1: 120.2 };
+    for scale in [Scale::FULL, Scale::HALF] {
+        let whole = decode(&probed, &CONFIG, scale).unwrap().picture;
+        let Ok(Redecoded::Picture(part)) = decode_region(&probed, &CONFIG, scale, region) else { panic!() };
+        assert!(part.bytes() < whole.bytes() / 2);
+        assert!(encode_crop_jpeg(&part, region, 92).unwrap() == encode_crop_jpeg(&whole, region, 92).unwrap());
+        for fit in [Fit::Squash, Fit::Pad { fill: 1 }, Fit::Center { resize_shortest_px: 19 }, Fit::SquareBlur] {
+            let input = input(fit, Filter::Bicubic);
+            if fit == Fit::SquareBlur && scale != Scale::FULL {
+                let error = fill(&part, region, &input, &mut [0.0; 768]).unwrap_err();
+                assert_eq!(error.code, RowCode::Model, "its blur is that of the full size: {}", error.message);
+                continue;
+            }
+            assert!(filled(&part, region, &input) == filled(&whole, region, &input), "{fit:?} {scale:?}");
+        }
+        let beside = BoxPx { x0: 30.0, ..region };
+        let error = fill(&part, beside, &input(Fit::Squash, Filter::Bicubic), &mut [0.0; 768]).unwrap_err();
+        assert_eq!(
+            (error.code, encode_crop_jpeg(&part, beside, 92).unwrap_err().code),
+            (RowCode::Model, RowCode::Model)
+        );
+    }
+}
+
+#[test]
+fn what_is_wanted_is_what_the_region_is_resized_to() {
+    let of = |fit, width, height| wanted(Size::new(width, height), &input(fit, Filter::Bicubic), 3);
+    assert_eq!(of(Fit::Squash, 400, 100), Size::new(48, 48));
+    assert_eq!(of(Fit::Pad { fill: 0 }, 400, 100), Size::new(48, 12));
+    assert_eq!(of(Fit::Corner, 100, 400), Size::new(12, 48));
+    assert_eq!(of(Fit::Center { resize_shortest_px: 20 }, 400, 100), Size::new(240, 60));
+    assert_eq!(of(Fit::Scale { shortest_px: 10, longest_px: 30, multiple_px: 1 }, 400, 100), Size::new(90, 24));
+    assert_eq!(of(Fit::SquareBlur, 400, 100), Size::new(400, 100));
 }
