@@ -317,7 +317,7 @@ mod tests {
         let mut wide = tiny(0xc0);
         let frame = wide.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
         wide[frame + 11] = 0x21;
-        assert_eq!(bytes(&wide), [256, 64 + 2 * 32 + 2 * 32, 16 + 2 * 8 + 2 * 16, 12]);
+        assert_eq!(bytes(&wide), [128 + 2 * 64, 32 + 2 * (16 + 32), 8 + 2 * (4 + 8), 2 + 2 * (1 + 2)]);
     }
 
     #[test]
