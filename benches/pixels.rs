@@ -23,6 +23,9 @@ const CONFIG: DecodeConfig = DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, trun
 /// 12 MP, as bytes per pixel about what a camera writes.
 const PHOTO: Size = Size::new(4000, 3000);
 
+/// One of the encoders.
+type Encode = fn(&[u8], usize, usize, PixelFormat, u8, Subsampling) -> libjpeg_turbo_rs::Result<Vec<u8>>;
+
 /// Shades with the noise of a sensor.
 fn photo() -> RgbImage {
     let mut state = 1_u32;
@@ -74,9 +77,7 @@ fn pixels(c: &mut Criterion) {
     let folder = tempfile::tempdir().unwrap();
     let photo = photo();
     let (width, height) = (PHOTO.width_px as usize, PHOTO.height_px as usize);
-    let file = |encode: fn(&[u8], usize, usize, PixelFormat, u8, Subsampling) -> libjpeg_turbo_rs::Result<Vec<u8>>| {
-        encode(photo.as_raw(), width, height, PixelFormat::Rgb, 88, Subsampling::S420).unwrap()
-    };
+    let file = |encode: Encode| encode(photo.as_raw(), width, height, PixelFormat::Rgb, 88, Subsampling::S420).unwrap();
     let baseline = written(folder.path(), "baseline.jpg", &file(compress));
     let progressive = written(folder.path(), "progressive.jpg", &file(compress_progressive));
     let scaled = Scale::ALL.map(|scale| decode(&baseline, &CONFIG, scale).unwrap().picture);
