@@ -378,8 +378,7 @@ mod tests {
         let mut db = Db::open_or_create(&folder.path().join("photos.db")).unwrap();
         let new = NewRun { device: "cpu", device_note: None, runtime: "", settings: "{}", detect: None, embed: None };
         let (run, _) = db.begin_run(&new).unwrap();
-        let stage =
-            |stage| StageSample { stage, busy: 0.5, waiting_in: 0.25, waiting_out: 0.25, queued: 3 };
+        let stage = |stage| StageSample { stage, busy: 0.5, waiting_in: 0.25, waiting_out: 0.25, queued: 3 };
         for done in 0..7 {
             let sample = Sample { done, ..Sample::default() };
             db.heartbeat(run, &sample, &[stage("decode"), stage("commit")]).unwrap();

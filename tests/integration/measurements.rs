@@ -49,7 +49,8 @@ fn databases_of_every_earlier_schema_keep_what_is_in_them() {
         conn.execute_batch(ROWS).unwrap();
         conn.execute_batch(&format!("PRAGMA application_id = 1668444016; PRAGMA user_version = {version}")).unwrap();
         if version == 2 {
-            conn.execute_batch("INSERT INTO vocabularies (body) VALUES ('[]'); UPDATE models SET self_test = '{}'").unwrap();
+            conn.execute_batch("INSERT INTO vocabularies (body) VALUES ('[]'); UPDATE models SET self_test = '{}'")
+                .unwrap();
             conn.execute_batch("INSERT INTO candidates VALUES (1, 1, 1, 0, x'')").unwrap();
         }
         drop(conn);
@@ -104,15 +105,15 @@ fn what_was_learnt_of_batches_is_kept_by_model_device_and_shape() {
 fn a_run_keeps_its_samples_its_stages_and_its_summary_and_they_go_with_it() {
     let (_folder, path, mut db) = database();
     let run = begin(&mut db);
-    let sample = Sample {
-        device_bytes: 3 << 30,
-        padding: 0.25,
-        decode_scale: 0.5,
-        slowest: "embed",
-        ..Sample::default()
-    };
-    let stages = ["read", "decode", "detect", "crop", "embed", "commit"]
-        .map(|stage| StageSample { stage, busy: 0.5, waiting_in: 0.25, waiting_out: 0.125, queued: 7 });
+    let sample =
+        Sample { device_bytes: 3 << 30, padding: 0.25, decode_scale: 0.5, slowest: "embed", ..Sample::default() };
+    let stages = ["read", "decode", "detect", "crop", "embed", "commit"].map(|stage| StageSample {
+        stage,
+        busy: 0.5,
+        waiting_in: 0.25,
+        waiting_out: 0.125,
+        queued: 7,
+    });
     db.heartbeat(run, &sample, &stages).unwrap();
     let conn = Connection::open(&path).unwrap();
     conn.execute_batch("PRAGMA foreign_keys = ON").unwrap();
@@ -143,6 +144,7 @@ fn a_state_changed_by_hand_is_counted() {
     db.add(|sink| (0..10).try_for_each(|i| sink(new(i)))).0.unwrap();
     // As somebody's sqlite3 program does it: a connection that knows nothing of croprow, foreign keys off.
     let conn = Connection::open(&path).unwrap();
+    conn.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
     for sql in [
         "UPDATE images SET detect_state = 'failed', detect_code = 'missing' WHERE id <= 3",
         "UPDATE images SET detect_state = NULL, embed_state = 'done', embed_recipe_id = 5 WHERE id = 4",
