@@ -135,7 +135,7 @@ impl Plan {
             detect: self.recipes.detect(),
             embed: self.recipes.embed(),
         })?;
-        db.end_run(run, "complete", exit_code_of(&db.tally()?), 0, 0)
+        db.end_run(run, "complete", exit_code_of(&db.tally()?), 0, 0, None)
     }
 }
 
@@ -250,7 +250,7 @@ fn end(
         Ok(summary) => summary,
         Err(error) => {
             // The first error is the one to tell, whatever the database says now.
-            let _ = db.end_run(run, "error", error.exit_code(), done, failed);
+            let _ = db.end_run(run, "error", error.exit_code(), done, failed, None);
             if json {
                 print_summary("error", error.exit_code(), &Summary { done, failed, ..Summary::default() }, took)?;
             }
@@ -261,7 +261,7 @@ fn end(
         0 => ("complete", exit_code_of(&db.tally()?)),
         signal => ("stopped", signals::exit_code(signal)),
     };
-    db.end_run(run, how, code, done, failed)?;
+    db.end_run(run, how, code, done, failed, None)?;
     db.checkpoint();
     let per_s = (done + failed) as f64 / took.as_secs_f64().max(1e-3);
     say(&format!("{how}: {done} done, {failed} failed in {} ({per_s:.1} images/s)", duration(took.as_secs_f64())));

@@ -90,7 +90,7 @@ pub(crate) fn apply(
     })?;
     let result = walk(db, recipes, carried, in_force);
     let (how, code) = if result.is_ok() { ("complete", 0) } else { ("error", 3) };
-    db.end_run(run, how, code, 0, 0)?;
+    db.end_run(run, how, code, 0, 0, None)?;
     db.checkpoint();
     result
 }

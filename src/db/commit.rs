@@ -1,13 +1,17 @@
 //! Storing outcomes: results and states together, one transaction per batch, only where the token still
 //! matches.
 
-use rusqlite::{Transaction, named_params, params};
+use std::sync::Arc;
+
+use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::claim::stored_regions;
 use super::due::{InForce, RecipeId};
 use super::{Db, now};
+use crate::candidate::Vocabulary;
 use crate::error::Error;
-use crate::row::{Finished, ImageFacts, ImageId, Outcome, Raw, Region, RowError, Stage, State};
+use crate::geometry::BoxPx;
+use crate::row::{FileStamp, Finished, ImageFacts, ImageId, Outcome, Raw, Region, RowError, Stage, State};
 
 /// Boxes closer than this on every side are the same region: a restart changes which images share a batch,
 /// and that changes the low bits.
@@ -38,131 +42,188 @@ impl Db {
     pub fn commit_batch(&mut self, batch: &[Finished], in_force: InForce) -> Result<Committed, Error> {
         let tx = self.write()?;
         let mut committed = Committed::default();
+        let mut vocabularies = Vocabularies::default();
         for finished in batch {
-            store(&tx, finished, in_force, &mut committed)?;
+            store(&tx, finished, in_force, &mut vocabularies, &mut committed)?;
         }
         tx.commit()?;
         Ok(committed)
     }
 }
 
-fn store(tx: &Transaction<'_>, finished: &Finished, in_force: InForce, committed: &mut Committed) -> Result<(), Error> {
-    let stored = match &finished.outcome {
-        Outcome::Done { raw, regions, embed } => {
-            let stored = store_done(tx, finished, regions, embed.as_ref(), in_force)?;
-            if let (true, Some(raw), Some(recipe)) = (stored, raw, in_force.detect) {
-                store_raw(tx, finished.id, raw, recipe)?;
-            }
-            stored
-        }
-        Outcome::Failed(error) => store_failed(tx, finished, error, in_force)?,
-        Outcome::FileChanged => begin_anew(tx, finished, in_force)?,
-    };
-    if !stored {
+fn store(
+    tx: &Transaction<'_>,
+    finished: &Finished,
+    in_force: InForce,
+    vocabularies: &mut Vocabularies,
+    committed: &mut Committed,
+) -> Result<(), Error> {
+    let Some(standing) = standing(tx, finished)? else {
         committed.dropped += 1;
         return Ok(());
-    }
-    if let Some(facts) = &finished.facts {
-        store_facts(tx, finished.id, facts)?;
-    }
+    };
     match &finished.outcome {
-        Outcome::Done { embed, .. } => {
+        Outcome::Done { raw, regions, embed } => {
+            store_done(tx, finished, &standing, regions, embed.as_ref(), in_force)?;
+            if let (Some(raw), Some(recipe)) = (raw, in_force.detect) {
+                store_raw(tx, finished.id, raw, vocabularies.id(tx, &raw.vocabulary)?, recipe)?;
+            }
             committed.detected += u64::from(finished.stage == Stage::Detect);
             committed.embedded += u64::from(embed.is_some());
             if matches!(embed, Some(Err(_))) { committed.failed += 1 } else { committed.done += 1 }
         }
-        Outcome::Failed(_) => {
+        Outcome::Failed(error) => {
+            store_failed(tx, finished, error, in_force)?;
             committed.failed += 1;
             match finished.stage {
                 Stage::Detect => committed.detected += 1,
                 Stage::Embed => committed.embedded += 1,
             }
         }
-        Outcome::FileChanged => committed.begun_anew += 1,
+        Outcome::FileChanged => {
+            begin_anew(tx, finished.id, in_force)?;
+            committed.begun_anew += 1;
+        }
     }
     Ok(())
 }
 
+/// What an image has from before.
+struct Standing {
+    stamp: Option<FileStamp>,
+    has_regions: bool,
+}
+
+/// `None` when somebody else has the row meanwhile. It cannot be taken between this and what is stored after it: the
+/// transaction began as a writer.
+fn standing(tx: &Transaction<'_>, finished: &Finished) -> Result<Option<Standing>, Error> {
+    let row = tx
+        .prepare_cached(
+            "SELECT file_size_bytes, file_mtime_ns, EXISTS (SELECT 1 FROM regions WHERE image_id = images.id)
+             FROM images WHERE id = ?1 AND token = ?2",
+        )?
+        .query_row([finished.id.0, finished.token.0], |r| {
+            let stamp = r.get::<_, Option<i64>>(0)?.zip(r.get::<_, Option<i64>>(1)?);
+            let stamp = stamp.map(|(size_bytes, mtime_ns)| FileStamp { size_bytes, mtime_ns });
+            Ok(Standing { stamp, has_regions: r.get(2)? })
+        })
+        .optional()?;
+    Ok(row)
+}
+
+/// One statement for states and facts: each writes the whole row, its queue and its count.
+macro_rules! end_of_row {
+    ($facts:literal) => {
+        concat!(
+            "UPDATE images SET
+                detect_state = iif(?2, 'done', detect_state), detect_recipe_id = iif(?2, ?3, detect_recipe_id),
+                embed_state = ?4, embed_recipe_id = ?5, embed_attempts = embed_attempts + (?2 AND ?4 IS NOT NULL),
+                embed_code = ?6, embed_message = ?7, run_id = NULL, token = NULL, done_at = ?8",
+            $facts,
+            " WHERE id = ?1"
+        )
+    };
+}
+const END: &str = end_of_row!("");
+const END_WITH_FACTS: &str = end_of_row!(
+    ", file_size_bytes = ?9, file_mtime_ns = ?10, format = ?11, width_px = ?12, height_px = ?13, stored_width_px = ?14,
+     stored_height_px = ?15, orientation = ?16, orientation_source = ?17, components = ?18, truncated = ?19"
+);
+
 fn store_done(
     tx: &Transaction<'_>,
     finished: &Finished,
+    standing: &Standing,
     regions: &[Region],
     embed: Option<&Result<(), RowError>>,
     in_force: InForce,
-) -> Result<bool, Error> {
+) -> Result<(), Error> {
     let detected = finished.stage == Stage::Detect;
     let embed_state = embed.map(|end| if end.is_ok() { State::Done } else { State::Failed }.word());
+    let recipe = if matches!(embed, Some(Ok(()))) { in_force.embed } else { None };
+    let (detect_recipe, embed_recipe) = (in_force.detect.map(|r| r.0), recipe.map(|r| r.0));
     let error = embed.and_then(|end| end.as_ref().err());
-    let rows = tx
-        .prepare_cached(
-            "UPDATE images SET
-                detect_state = iif(:detected, 'done', detect_state),
-                detect_recipe_id = iif(:detected, :detect_recipe, detect_recipe_id),
-                embed_state = :embed_state, embed_recipe_id = iif(:embed_state = 'done', :embed_recipe, NULL),
-                embed_attempts = embed_attempts + (:detected AND :embed_state IS NOT NULL),
-                embed_code = :code, embed_message = :message,
-                run_id = NULL, token = NULL, done_at = iif(:code IS NULL, :now, NULL)
-             WHERE id = :id AND token = :token",
-        )?
-        .execute(named_params! {
-            ":detected": detected,
-            ":detect_recipe": in_force.detect.map(|r| r.0),
-            ":embed_state": embed_state,
-            ":embed_recipe": in_force.embed.map(|r| r.0),
-            ":code": error.map(|e| e.code.word()),
-            ":message": error.map(|e| &e.message),
-            ":now": now(),
-            ":id": finished.id.0,
-            ":token": finished.token.0,
-        })?;
-    if rows == 0 {
-        return Ok(false);
-    }
-    if finished.facts.as_ref().is_some_and(|facts| !is_same_file(tx, finished.id, facts).unwrap_or(false)) {
+    let (code, message) = (error.map(|e| e.code.word()), error.map(|e| &e.message));
+    let done_at = error.is_none().then(now);
+    let id = finished.id.0;
+    match &finished.facts {
+        None => tx.prepare_cached(END)?.execute(params![
+            id,
+            detected,
+            detect_recipe,
+            embed_state,
+            embed_recipe,
+            code,
+            message,
+            done_at
+        ])?,
+        Some(facts) => tx.prepare_cached(END_WITH_FACTS)?.execute(params![
+            id,
+            detected,
+            detect_recipe,
+            embed_state,
+            embed_recipe,
+            code,
+            message,
+            done_at,
+            facts.stamp.size_bytes,
+            facts.stamp.mtime_ns,
+            facts.format,
+            facts.upright.width_px,
+            facts.upright.height_px,
+            facts.stored.width_px,
+            facts.stored.height_px,
+            facts.orientation.exif(),
+            facts.orientation_source,
+            facts.components,
+            facts.truncated,
+        ])?,
+    };
+    let is_other_file = finished.facts.as_ref().is_some_and(|f| standing.stamp.is_some_and(|seen| seen != f.stamp));
+    if is_other_file {
         // Vectors of other recipes would stay beside boxes that happen to be equal.
         delete_regions(tx, finished.id)?;
     }
     if error.is_some() {
         forget_vectors(tx, finished.id, in_force)?;
     }
-    let recipe = if matches!(embed, Some(Ok(()))) { in_force.embed } else { None };
-    replace_regions(tx, finished.id, regions, recipe)?;
-    Ok(true)
+    if standing.has_regions && !is_other_file {
+        replace_regions(tx, finished.id, regions, recipe)?;
+    } else {
+        for region in regions {
+            insert_region(tx, finished.id, region, recipe)?;
+        }
+    }
+    Ok(())
 }
 
-fn store_failed(tx: &Transaction<'_>, finished: &Finished, error: &RowError, in_force: InForce) -> Result<bool, Error> {
+fn store_failed(tx: &Transaction<'_>, finished: &Finished, error: &RowError, in_force: InForce) -> Result<(), Error> {
     let sql = match finished.stage {
         Stage::Detect => {
-            "UPDATE images SET detect_state = 'failed', detect_recipe_id = NULL, detect_code = ?1, detect_message = ?2,
-                    run_id = NULL, token = NULL, done_at = NULL WHERE id = ?3 AND token = ?4"
+            "UPDATE images SET detect_state = 'failed', detect_recipe_id = NULL, detect_code = ?2, detect_message = ?3,
+                    run_id = NULL, token = NULL, done_at = NULL WHERE id = ?1"
         }
         Stage::Embed => {
-            "UPDATE images SET embed_state = 'failed', embed_recipe_id = NULL, embed_code = ?1, embed_message = ?2,
-                    run_id = NULL, token = NULL, done_at = NULL WHERE id = ?3 AND token = ?4"
+            "UPDATE images SET embed_state = 'failed', embed_recipe_id = NULL, embed_code = ?2, embed_message = ?3,
+                    run_id = NULL, token = NULL, done_at = NULL WHERE id = ?1"
         }
     };
-    let rows =
-        tx.prepare_cached(sql)?.execute(params![error.code.word(), error.message, finished.id.0, finished.token.0])?;
-    if rows > 0 && finished.stage == Stage::Detect {
+    tx.prepare_cached(sql)?.execute(params![finished.id.0, error.code.word(), error.message])?;
+    if finished.stage == Stage::Detect {
         // What an earlier recipe or file left must not stand as this row's result.
         delete_regions(tx, finished.id)?;
     }
-    if rows > 0 {
-        forget_vectors(tx, finished.id, in_force)?;
-        // The file as it failed: when it is another, `add` and `retry --changed` take it up again.
-        tx.prepare_cached("UPDATE images SET file_size_bytes = ?2, file_mtime_ns = ?3 WHERE id = ?1")?.execute(
-            params![finished.id.0, finished.stamp.map(|s| s.size_bytes), finished.stamp.map(|s| s.mtime_ns),],
-        )?;
+    forget_vectors(tx, finished.id, in_force)?;
+    match &finished.facts {
+        Some(facts) => store_facts(tx, finished.id, facts),
+        None => {
+            // The file as it failed: when it is another, `add` and `retry --changed` take it up again.
+            let (size_bytes, mtime_ns) = (finished.stamp.map(|s| s.size_bytes), finished.stamp.map(|s| s.mtime_ns));
+            tx.prepare_cached("UPDATE images SET file_size_bytes = ?2, file_mtime_ns = ?3 WHERE id = ?1")?
+                .execute(params![finished.id.0, size_bytes, mtime_ns])?;
+            Ok(())
+        }
     }
-    Ok(rows > 0)
-}
-
-/// Whether the image's regions, if it has any, were made from this very file.
-fn is_same_file(tx: &Transaction<'_>, id: ImageId, facts: &ImageFacts) -> Result<bool, Error> {
-    let stored: (Option<i64>, Option<i64>) = tx
-        .prepare_cached("SELECT file_size_bytes, file_mtime_ns FROM images WHERE id = ?1")?
-        .query_row([id.0], |r| Ok((r.get(0)?, r.get(1)?)))?;
-    Ok(stored == (None, None) || stored == (Some(facts.stamp.size_bytes), Some(facts.stamp.mtime_ns)))
 }
 
 /// An embedding that failed must not leave the vector of an earlier file or try standing.
@@ -174,19 +235,15 @@ fn forget_vectors(tx: &Transaction<'_>, image: ImageId, in_force: InForce) -> Re
     Ok(())
 }
 
-fn begin_anew(tx: &Transaction<'_>, finished: &Finished, in_force: InForce) -> Result<bool, Error> {
+fn begin_anew(tx: &Transaction<'_>, image: ImageId, in_force: InForce) -> Result<(), Error> {
     let (detect, embed) = if in_force.detect.is_some() { (Some("pending"), None) } else { (None, Some("pending")) };
-    let rows = tx
-        .prepare_cached(
-            "UPDATE images SET detect_state = ?1, detect_recipe_id = NULL, embed_state = ?2, embed_recipe_id = NULL,
-                    run_id = NULL, token = NULL, done_at = NULL, file_size_bytes = NULL, file_mtime_ns = NULL
-             WHERE id = ?3 AND token = ?4",
-        )?
-        .execute(params![detect, embed, finished.id.0, finished.token.0])?;
-    if rows > 0 {
-        delete_regions(tx, finished.id)?;
-    }
-    Ok(rows > 0)
+    tx.prepare_cached(
+        "UPDATE images SET detect_state = ?1, detect_recipe_id = NULL, embed_state = ?2, embed_recipe_id = NULL,
+                run_id = NULL, token = NULL, done_at = NULL, file_size_bytes = NULL, file_mtime_ns = NULL
+         WHERE id = ?3",
+    )?
+    .execute(params![detect, embed, image.0])?;
+    delete_regions(tx, image)
 }
 
 /// Regions and what they were selected from.
@@ -196,16 +253,31 @@ pub(super) fn delete_regions(tx: &Transaction<'_>, image: ImageId) -> Result<(),
     Ok(())
 }
 
-fn store_raw(tx: &Transaction<'_>, image: ImageId, raw: &Raw, recipe: RecipeId) -> Result<(), Error> {
-    let body = serde_json::to_string(raw.vocabulary.as_ref())
-        .map_err(|e| Error::System(format!("labels cannot be stored: {e}")))?;
-    tx.prepare_cached("INSERT INTO vocabularies (body) VALUES (?1) ON CONFLICT DO NOTHING")?.execute([&body])?;
+fn store_raw(tx: &Transaction<'_>, image: ImageId, raw: &Raw, vocabulary: i64, recipe: RecipeId) -> Result<(), Error> {
     tx.prepare_cached(
         "INSERT OR REPLACE INTO candidates (image_id, recipe_id, vocabulary_id, count, packed)
-         VALUES (?1, ?2, (SELECT id FROM vocabularies WHERE body = ?3), ?4, ?5)",
+         VALUES (?1, ?2, ?3, ?4, ?5)",
     )?
-    .execute(params![image.0, recipe.0, body, raw.kept.count, raw.kept.packed])?;
+    .execute(params![image.0, recipe.0, vocabulary, raw.kept.count, raw.kept.packed])?;
     Ok(())
+}
+
+/// The vocabularies of a batch, most often one: written as JSON and looked up once, not for every image.
+#[derive(Default)]
+struct Vocabularies(Vec<(Arc<Vocabulary>, i64)>);
+
+impl Vocabularies {
+    fn id(&mut self, tx: &Transaction<'_>, vocabulary: &Arc<Vocabulary>) -> Result<i64, Error> {
+        if let Some((_, id)) = self.0.iter().find(|(known, _)| Arc::ptr_eq(known, vocabulary)) {
+            return Ok(*id);
+        }
+        let body = serde_json::to_string(vocabulary.as_ref())
+            .map_err(|e| Error::System(format!("labels cannot be stored: {e}")))?;
+        tx.prepare_cached("INSERT INTO vocabularies (body) VALUES (?1) ON CONFLICT DO NOTHING")?.execute([&body])?;
+        let id = tx.prepare_cached("SELECT id FROM vocabularies WHERE body = ?1")?.query_row([&body], |r| r.get(0))?;
+        self.0.push((Arc::clone(vocabulary), id));
+        Ok(id)
+    }
 }
 
 fn store_facts(tx: &Transaction<'_>, id: ImageId, facts: &ImageFacts) -> Result<(), Error> {
@@ -263,20 +335,7 @@ pub(super) fn replace_regions(
             }
             None => {
                 difference.new += 1;
-                tx.prepare_cached(
-                    "INSERT INTO regions (image_id, label, score, x0, y0, x1, y1, crop) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-                )?
-                .execute(params![
-                    image.0,
-                    region.label,
-                    region.score,
-                    region.bbox.x0,
-                    region.bbox.y0,
-                    region.bbox.x1,
-                    region.bbox.y1,
-                    region.crop,
-                ])?;
-                tx.last_insert_rowid()
+                insert_region(tx, image, region, None)?
             }
         };
         if let (Some(recipe), Some(vector)) = (recipe, &region.vector) {
@@ -290,17 +349,47 @@ pub(super) fn replace_regions(
     Ok(difference)
 }
 
+/// Stores a region that was not there, and its vector under `recipe` if it has one. Returns its id.
+fn insert_region(
+    tx: &Transaction<'_>,
+    image: ImageId,
+    region: &Region,
+    recipe: Option<RecipeId>,
+) -> Result<i64, Error> {
+    let BoxPx { x0, y0, x1, y1 } = region.bbox;
+    tx.prepare_cached(
+        "INSERT INTO regions (image_id, label, score, x0, y0, x1, y1, crop) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+    )?
+    .execute(params![image.0, region.label, region.score, x0, y0, x1, y1, region.crop])?;
+    let id = tx.last_insert_rowid();
+    if let (Some(recipe), Some(vector)) = (recipe, &region.vector) {
+        tx.prepare_cached(
+            "INSERT INTO embeddings (region_id, recipe_id, dim, dtype, vector) VALUES (?1, ?2, ?3, 'f32', ?4)",
+        )?
+        .execute(params![id, recipe.0, vector.len(), packed(vector)])?;
+    }
+    Ok(id)
+}
+
 fn same_box(a: &Region, b: &Region) -> bool {
     let (a, b) = (a.bbox, b.bbox);
     [a.x0 - b.x0, a.y0 - b.y0, a.x1 - b.x1, a.y1 - b.y1].iter().all(|d| d.abs() <= SAME_BOX_PX)
 }
 
 fn store_vector(tx: &Transaction<'_>, region: i64, recipe: RecipeId, vector: &[f32]) -> Result<(), Error> {
-    let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();
     tx.prepare_cached(
         "INSERT INTO embeddings (region_id, recipe_id, dim, dtype, vector) VALUES (?1, ?2, ?3, 'f32', ?4)
          ON CONFLICT DO UPDATE SET dim = excluded.dim, dtype = excluded.dtype, vector = excluded.vector",
     )?
-    .execute(params![region, recipe.0, vector.len() as i64, bytes])?;
+    .execute(params![region, recipe.0, vector.len(), packed(vector)])?;
     Ok(())
+}
+
+/// As a vector is stored: little-endian f32.
+fn packed(vector: &[f32]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(4 * vector.len());
+    for value in vector {
+        bytes.extend_from_slice(&value.to_le_bytes());
+    }
+    bytes
 }

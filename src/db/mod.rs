@@ -2,6 +2,7 @@
 //! transaction on the process's one write connection; no cursor stays open across work.
 
 pub mod add;
+pub mod batch_sizes;
 pub mod claim;
 pub mod commit;
 pub mod due;

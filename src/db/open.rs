@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
 use super::path_to_sql;
@@ -15,8 +16,11 @@ use crate::error::Error;
 const APPLICATION_ID: i32 = 0x6372_6f70;
 
 /// Append-only. The number of a migration is its place, from 1; it is stored in `user_version`.
-const MIGRATIONS: [&str; 2] =
-    [include_str!("../../migrations/0001_initial.sql"), include_str!("../../migrations/0002_candidates.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("../../migrations/0001_initial.sql"),
+    include_str!("../../migrations/0002_candidates.sql"),
+    include_str!("../../migrations/0003_measurements.sql"),
+];
 
 /// How long a statement waits for another writer before it fails.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
@@ -29,6 +33,10 @@ const WAL_RETRY: Duration = Duration::from_secs(10);
 
 /// The WAL file is cut back to this after a checkpoint.
 const WAL_LIMIT_BYTES: i64 = 64 << 20;
+
+/// Pages in the log at which a commit moves them into the database. Fewer: a page that many commits touch is written
+/// and waited for more often. More: the commit that has to do it takes longer.
+const CHECKPOINT_PAGES: i64 = 8_000;
 
 /// SQLite before this can lose committed rows when two connections checkpoint (the WAL-reset fault).
 const SQLITE_OLDEST: i32 = 3_051_003;
@@ -137,6 +145,9 @@ impl Db {
         // Statement journals and sorts stay in memory: no temporary file system can fill up under a run, and
         // an upsert with triggers writes a journal per row.
         conn.pragma_update(None, "temp_store", "MEMORY")?;
+        conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+        // Without it a statement is compiled again whenever a number it looks for changes, which is for every row.
+        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         conn.set_prepared_statement_cache_capacity(64);
         migrate(&mut conn, path)?;
         Ok(Self { conn, path: path.to_owned() })

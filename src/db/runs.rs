@@ -86,7 +86,7 @@ pub struct NewRun<'a> {
 }
 
 /// One line of `samples`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Sample {
     /// Images whose last due stage is done, since the start of the run.
     pub done: u64,
@@ -102,6 +102,46 @@ pub struct Sample {
     pub rss_bytes: u64,
     /// Bytes reserved by images in flight.
     pub held_bytes: u64,
+    /// Device memory in use by this process as its driver tells; 0 without a GPU.
+    pub device_bytes: u64,
+    /// Share of the values of the models' inputs that were padding since the sample before, 0..=1.
+    pub padding: f64,
+    /// Mean linear scale at which pictures were decoded since the sample before: 1 full size, 0.125 an eighth.
+    pub decode_scale: f64,
+}
+
+impl Default for Sample {
+    /// Nothing done yet, nothing decoded smaller.
+    fn default() -> Self {
+        Self {
+            done: 0,
+            failed: 0,
+            detect_per_s: 0.0,
+            embed_per_s: 0.0,
+            slowest: "",
+            rss_bytes: 0,
+            held_bytes: 0,
+            device_bytes: 0,
+            padding: 0.0,
+            decode_scale: 1.0,
+        }
+    }
+}
+
+/// One line of `stage_samples`: what the threads of a stage did since the sample before. The shares are of the time of
+/// all its threads, 0..=1 each; what they lack of 1 is neither.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StageSample {
+    /// `read`, `decode`, `detect`, `crop`, `embed` or `commit`, each once in a sample.
+    pub stage: &'static str,
+    /// Share in which they worked.
+    pub busy: f64,
+    /// Share in which they waited for input.
+    pub waiting_in: f64,
+    /// Share in which they waited for the next stage or for budget.
+    pub waiting_out: f64,
+    /// Messages that wait for this stage now.
+    pub queued: u64,
 }
 
 impl Db {
@@ -147,11 +187,11 @@ impl Db {
         Ok((id, in_force))
     }
 
-    /// Says that the run lives, and how it goes.
+    /// Says that the run lives, and how it and its stages go.
     ///
     /// # Errors
     /// Somebody took this run for dead and its rows with it. Those of the database.
-    pub fn heartbeat(&mut self, run: RunId, sample: &Sample) -> Result<(), Error> {
+    pub fn heartbeat(&mut self, run: RunId, sample: &Sample, stages: &[StageSample]) -> Result<(), Error> {
         let at = now();
         let tx = self.write()?;
         let open = tx
@@ -163,8 +203,9 @@ impl Db {
             return Err(Error::LeaseLost);
         }
         tx.prepare_cached(
-            "INSERT OR REPLACE INTO samples (run_id, at, done, failed, detect_per_s, embed_per_s, slowest, rss_bytes, held_bytes)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+            "INSERT OR REPLACE INTO samples (run_id, at, done, failed, detect_per_s, embed_per_s, slowest, rss_bytes,
+                                             held_bytes, device_bytes, padding, decode_scale)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
         )?
         .execute(params![
             run.0,
@@ -176,27 +217,50 @@ impl Db {
             sample.slowest,
             sample.rss_bytes,
             sample.held_bytes,
+            sample.device_bytes,
+            sample.padding,
+            sample.decode_scale,
         ])?;
+        for stage in stages {
+            tx.prepare_cached(
+                "INSERT OR REPLACE INTO stage_samples (run_id, at, stage, busy, waiting_in, waiting_out, queued)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            )?
+            .execute(params![
+                run.0,
+                at,
+                stage.stage,
+                stage.busy,
+                stage.waiting_in,
+                stage.waiting_out,
+                stage.queued
+            ])?;
+        }
         Ok(tx.commit()?)
     }
 
-    /// Closes the run's row.
+    /// Closes the run's row. `summary` is JSON.
     ///
     /// # Errors
     /// Those of the database.
-    pub fn end_run(&mut self, run: RunId, how: &str, exit_code: u8, done: u64, failed: u64) -> Result<(), Error> {
+    pub fn end_run(
+        &mut self,
+        run: RunId,
+        how: &str,
+        exit_code: u8,
+        done: u64,
+        failed: u64,
+        summary: Option<&str>,
+    ) -> Result<(), Error> {
         let at = now();
         let tx = self.write()?;
         tx.execute(
-            "UPDATE runs SET heartbeat_at = ?2, ended_at = ?2, ended_how = ?3, exit_code = ?4, done = ?5, failed = ?6
+            "UPDATE runs SET heartbeat_at = ?2, ended_at = ?2, ended_how = ?3, exit_code = ?4, done = ?5, failed = ?6,
+                    summary = ?7
              WHERE id = ?1",
-            params![run.0, at, how, exit_code, done, failed],
+            params![run.0, at, how, exit_code, done, failed, summary],
         )?;
-        tx.execute(
-            "DELETE FROM samples WHERE run_id = ?1 AND at NOT IN
-                (SELECT at FROM samples WHERE run_id = ?1 ORDER BY at DESC LIMIT ?2)",
-            params![run.0, SAMPLES_KEPT],
-        )?;
+        thin_out(&tx, run, SAMPLES_KEPT)?;
         Ok(tx.commit()?)
     }
 
@@ -243,6 +307,22 @@ impl Db {
     }
 }
 
+/// Keeps the last `kept` samples of a run, and the lines of its stages beside them.
+fn thin_out(conn: &Connection, run: RunId, kept: i64) -> Result<(), Error> {
+    let oldest: Option<f64> = conn
+        .query_row(
+            "SELECT at FROM samples WHERE run_id = ?1 ORDER BY at DESC LIMIT 1 OFFSET ?2 - 1",
+            params![run.0, kept],
+            |r| r.get(0),
+        )
+        .optional()?;
+    if let Some(oldest) = oldest {
+        conn.execute("DELETE FROM samples WHERE run_id = ?1 AND at < ?2", params![run.0, oldest])?;
+        conn.execute("DELETE FROM stage_samples WHERE run_id = ?1 AND at < ?2", params![run.0, oldest])?;
+    }
+    Ok(())
+}
+
 /// A run that has not said that it ended.
 struct OpenRun {
     run: RunId,
@@ -286,4 +366,30 @@ fn holders_that_ended(conn: &Connection) -> Result<Vec<RunId>, Error> {
     )?;
     let rows = statement.query_map([], |r| r.get(0).map(RunId))?;
     Ok(rows.collect::<Result<_, _>>()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_samples_are_kept_with_those_of_their_stages() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut db = Db::open_or_create(&folder.path().join("photos.db")).unwrap();
+        let new = NewRun { device: "cpu", device_note: None, runtime: "", settings: "{}", detect: None, embed: None };
+        let (run, _) = db.begin_run(&new).unwrap();
+        let stage = |stage| StageSample { stage, busy: 0.5, waiting_in: 0.25, waiting_out: 0.25, queued: 3 };
+        for done in 0..7 {
+            let sample = Sample { done, ..Sample::default() };
+            db.heartbeat(run, &sample, &[stage("decode"), stage("commit")]).unwrap();
+        }
+        let count = |db: &Db, sql: &str| db.conn.query_row(sql, [], |r| r.get::<_, i64>(0)).unwrap();
+        thin_out(&db.conn, run, 7).unwrap();
+        assert_eq!(count(&db, "SELECT count(*) FROM samples"), 7, "no more than are kept");
+        thin_out(&db.conn, run, 3).unwrap();
+        assert_eq!(count(&db, "SELECT count(*) FROM samples"), 3);
+        assert_eq!(count(&db, "SELECT min(done) FROM samples"), 4);
+        assert_eq!(count(&db, "SELECT count(*) FROM stage_samples"), 6);
+        assert_eq!(count(&db, "SELECT count(DISTINCT at) FROM stage_samples JOIN samples USING (run_id, at)"), 3);
+    }
 }

@@ -110,9 +110,10 @@ impl Pulse {
             slowest: rate.slowest.word(),
             rss_bytes: resident_bytes(),
             held_bytes: budget.held_bytes(),
+            ..Sample::default()
         };
         let mut db = lock(job.db);
-        db.heartbeat(job.run, &sample)?;
+        db.heartbeat(job.run, &sample, &[])?;
         let wal_bytes = db.wal_bytes();
         drop(db);
         if wal_bytes > WAL_WARN_BYTES && !self.warned_of_wal {

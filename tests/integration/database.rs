@@ -150,7 +150,7 @@ fn a_region_that_did_not_change_keeps_its_id_and_its_vectors() {
     let first = number(&path, "SELECT id FROM regions WHERE x0 < 1");
 
     let first_run = number(&path, "SELECT max(id) FROM runs");
-    db.end_run(RunId(first_run), "complete", 0, 1, 0).unwrap();
+    db.end_run(RunId(first_run), "complete", 0, 1, 0, None).unwrap();
     let (run, redo) = try_begin(&mut db, "d2", "e1").unwrap();
     let mut tokens = Tokens::new(run);
     assert_eq!(db.settle_chunk(0, redo, Stale::Redo).unwrap(), Some(1));
@@ -306,11 +306,11 @@ fn rows_that_an_ended_run_still_holds_are_taken_back() {
     let (_folder, path, mut db, mut tokens, _) = database(3);
     assert_eq!(db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap().len(), 2);
     // A full disk: the run could say that it ended, but not release its rows.
-    db.end_run(RunId(1), "error", 3, 0, 0).unwrap();
+    db.end_run(RunId(1), "error", 3, 0, 0, None).unwrap();
     assert_eq!(db.rescue_dead_runs().unwrap(), [(RunId(1), 2)]);
     assert_eq!(number(&path, "SELECT count(*) FROM images WHERE detect_state = 'pending'"), 3);
     assert!(db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap().is_empty(), "an ended run claims nothing");
-    assert!(matches!(db.heartbeat(RunId(1), &Default::default()), Err(Error::LeaseLost)));
+    assert!(matches!(db.heartbeat(RunId(1), &Default::default(), &[]), Err(Error::LeaseLost)));
     assert_sound(&path);
 }
 

@@ -10,6 +10,7 @@ mod database;
 mod doctor;
 mod golden;
 mod input;
+mod measurements;
 mod models;
 mod parity;
 mod pipeline;

@@ -38,7 +38,7 @@ fn select_again(path: &Path, body: &'static str, rule: &Selection) -> Reselected
     let mut selector = Selector::new(&carried, in_force, &select);
     while selector.step(&mut db).unwrap() {}
     let done = selector.done;
-    db.end_run(run, "complete", 0, 0, 0).unwrap();
+    db.end_run(run, "complete", 0, 0, 0, None).unwrap();
     done
 }
 

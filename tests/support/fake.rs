@@ -235,7 +235,7 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
     let result = pipeline::run(&job, models);
     let mut db = db.into_inner().unwrap();
     let how = if result.is_ok() { "complete" } else { "error" };
-    db.end_run(run, how, 0, Progress::get(&progress.done), Progress::get(&progress.failed))?;
+    db.end_run(run, how, 0, Progress::get(&progress.done), Progress::get(&progress.failed), None)?;
     result
 }
 
