@@ -17,6 +17,9 @@ from peer_side import BATCH, NAMES, Peers
 from places import PROJECT, Work
 
 MIB = 2**20
+# The lowest counts: what disturbs only adds.
+FLOORS = 3
+PER_IMAGE = "_cpu_s_per_image"
 
 
 @dataclass
@@ -64,7 +67,7 @@ class Bench:
         memory = [mine.peak_bytes / theirs.peak_bytes for mine, theirs in zip(costs["croprow"], strong)]
         note = f"{median_mib(costs['croprow'])} MiB against {median_mib(strong)} MiB"
         self.figures.add(
-            f"{scenario}/memory_of_strong_peer", f"memory, by {NAMES[peers[0]]}'s", "x", memory, note
+            f"{scenario}/memory_of_strong_peer", f"peak memory, by {NAMES[peers[0]]}", "x", memory, note
         )  # fmt: skip
         return costs["croprow"]
 
@@ -75,33 +78,32 @@ class Bench:
 
     def add_efficiency(self, scenario: str, work: Work, mine: list[Cost]) -> None:
         """CPU seconds per image by the floor's, and the share of the cores that had nothing to do."""
-        regions_per_image = mine[0].more["regions"] / mine[0].images
-        floor = self.floor(work, regions_per_image, mine[0].more["summary"].get("batch", BATCH))
-        stages = {key.removesuffix("_cpu_s_per_image"): value for key, value in floor.items() if key.endswith("image")}
-        sum_s = sum(stages.values())
-        parts = ", ".join(f"{stage} {value * 1000:.1f}" for stage, value in stages.items())
+        batch = mine[0].more["summary"].get("batch", BATCH)
+        floors = [self.floor(work, batch) for _ in range(min(self.pairs, FLOORS))]
+        floor = min(floors, key=lambda each: sum(each.values()))
+        sum_s = sum(floor.values())
+        parts = ", ".join(f"{stage} {value * 1000:.1f}" for stage, value in floor.items())
+        cpu_ms = 1000 * statistics.median(cost.cpu_s_per_image for cost in mine)
         self.figures.add(
             f"{scenario}/efficiency", "CPU time per image, by the floor", "x",
             [cost.cpu_s_per_image / sum_s for cost in mine],
-            f"{statistics.median(cost.cpu_s_per_image for cost in mine) * 1000:.1f} against {sum_s * 1000:.1f} ms: {parts}",
+            f"{cpu_ms:.1f} against {sum_s * 1000:.1f} ms: {parts}",
         )  # fmt: skip
         idle = [100 * max(0.0, cost.idle(self.cores)) for cost in mine]
         self.figures.add(f"{scenario}/idle", "cores without work", "%", idle)
 
-    def floor(self, work: Work, regions_per_image: float, batch: int) -> dict[str, float]:
-        """Python's figures, those of the project's own example in their place where it is built."""
-        print("  floor", file=sys.stderr)
-        floor = self.peers.floor(work, regions_per_image, batch)
+    def floor(self, work: Work, batch: int) -> dict[str, float]:
+        """CPU seconds per image by stage, for the regions that croprow's last run found. Python's figures; those of the
+        project's own example in their place where it is built."""
+        regions = self.croprow.database()
+        floor = self.peers.floor(work, regions, batch)
         command = example("floor")
         if command:
-            places = self.croprow.places
-            command += ["--photos", str(places.photos_of(work.photos)), "--limit", str(work.limit)]
-            command += ["--embedder", str(places.model(work.embedder)), "--threads", str(self.cores)]
-            command += ["--regions-per-image", str(regions_per_image), "--batch", str(batch)]
-            command += ["--detector", str(places.model(work.detector))] if work.detector else []
-            floor |= program.run(command, places.scratch / "floor.log").json_line()
-        print(f"  {json.dumps(floor)}", file=sys.stderr)
-        return floor
+            command += self.peers.floor_arguments(work, regions, batch)
+            floor |= program.run(command, self.croprow.places.scratch / "floor.log").json_line()
+        stages = {key.removesuffix(PER_IMAGE): value for key, value in floor.items() if key.endswith(PER_IMAGE)}
+        print(f"  floor in CPU s an image: {json.dumps(stages)}", file=sys.stderr)
+        return stages
 
 
 def example(name: str) -> list[str] | None:

@@ -49,7 +49,7 @@ class Croprow:
     def run(self, work: Work, extra: tuple[str, ...] = ()) -> Cost:
         """All of the work's photos, once, in a new database (which stays until the next run)."""
         one = self.one_image(work, extra)
-        finished = self._run(work, work.limit, extra)
+        finished = self.start(work, work.limit, extra)
         summary = finished.json_line()
         images = summary["done"]
         if images != work.limit:
@@ -64,10 +64,11 @@ class Croprow:
         """The same run on one photo: what loading costs, and the memory that models take. Measured once."""
         key = (work, extra)
         if key not in self._one_image:
-            self._one_image[key] = self._run(work, 1, extra)
+            self._one_image[key] = self.start(work, 1, extra)
         return self._one_image[key]
 
-    def _run(self, work: Work, limit: int, extra: tuple[str, ...]) -> program.Finished:
+    def start(self, work: Work, limit: int, extra: tuple[str, ...] = ()) -> program.Finished:
+        """The process as a whole, whatever became of the photos."""
         database = self.database()
         for suffix in ("", "-wal", "-shm"):
             Path(f"{database}{suffix}").unlink(missing_ok=True)
@@ -75,14 +76,14 @@ class Croprow:
         query = f"SELECT id, path, prompt FROM images ORDER BY id LIMIT {limit}"
         photos = str(self.places.photos_of(work.photos))
         program.run([str(self.binary), "add", str(database), "--from-sqlite", photos, "--query", query], log)
-        return program.run([*self.command(work), *extra], log)
+        return program.run([*self.command(work), *extra], log, accepted=(0, 2))
 
     def command(self, work: Work) -> list[str]:
         detector = ["--detector", str(self.places.model(work.detector))] if work.detector else []
         embedder = ["--embedder", str(self.places.model(work.embedder))]
         common = ["--device", "cpu", "--precision", "fp32", "--threads", str(self.threads), "--json"]
-        runtime = ["--runtime", str(self.places.runtime)]
-        return [str(self.binary), "-q", "run", str(self.database()), *detector, *embedder, *runtime, *common, *work.flags]
+        common += ["--runtime", str(self.places.runtime)]
+        return [str(self.binary), "-q", "run", str(self.database()), *detector, *embedder, *common, *work.flags]
 
     def ask(self, query: str) -> list[tuple]:
         connection = sqlite3.connect(self.database())

@@ -1,5 +1,5 @@
-"""Figures: what was measured, with the bar it is held against. Kept as JSON, so that a run of one scenario replaces that
-scenario's figures and no others."""
+"""Figures: what was measured, with the bar it is held against. Kept as JSON, so that a run of one scenario replaces
+that scenario's figures and no others."""
 
 from __future__ import annotations
 
@@ -50,6 +50,10 @@ class Figures:
         rounded = [float(f"{value:.6g}") for value in values]
         self.found.append(Figure(name, what, unit, rounded, command, self.machine, self.versions, today, note))
 
+    def drop(self, scenario: str) -> None:
+        """What a scenario that failed has left."""
+        self.found = [figure for figure in self.found if figure.scenario != scenario]
+
     def store(self, path: Path) -> list[Figure]:
         """Puts them in the place of the same scenarios' older ones; returns all."""
         mine = {figure.scenario for figure in self.found}
@@ -78,13 +82,14 @@ class Bar:
     def __str__(self) -> str:
         return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
 
-    def verdict(self, value: float) -> str:
-        """"met", or how far the median is from it."""
+    def verdict(self, value: float, unit: str) -> str:
+        """"met", or how far the median is from it: in points for percentages, else as a share of the bar."""
         bound = self.at_least if self.at_least is not None else self.at_most
         missed = value < bound if self.at_least is not None else value > bound
         if not missed:
             return "met"
-        return f"missed by {abs(value - bound) / abs(bound):.1%}" if bound else f"missed by {abs(value - bound):g}"
+        distance = abs(value - bound)
+        return f"missed by {distance:.1f} points" if unit == "%" else f"missed by {distance / bound:.2%}"
 
 
 def bars() -> dict[str, Bar]:

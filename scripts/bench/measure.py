@@ -6,6 +6,7 @@ Example: measure.py --scenario video --pairs 3
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import platform
 import signal
@@ -25,6 +26,9 @@ from places import PROJECT, Places
 from scenarios import SCENARIOS
 
 
+LIBRARIES = ("onnxruntime", "torch", "transformers", "pillow")
+
+
 def machine(cores: int) -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
@@ -32,15 +36,15 @@ def machine(cores: int) -> str:
     return f"{cores} cores of {model}, {memory_gib:.0f} GiB"
 
 
-def versions(places: Places, binary: Path) -> str:
+def versions(binary: Path) -> str:
     """croprow's commit, and the libraries that the peers stand on."""
     git = subprocess.run(
         ["git", "-C", str(PROJECT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     )
     says = subprocess.run([str(binary), "--version"], capture_output=True, text=True, check=False).stdout.strip()
-    asked = "import importlib.metadata as m; print(', '.join(f'{n} {m.version(n)}' for n in ('onnxruntime', 'torch', 'transformers', 'pillow')))"  # fmt: skip  # noqa: E501
-    libraries = subprocess.run([str(places.python), "-c", asked], capture_output=True, text=True, check=True).stdout
-    return f"{says or 'croprow'} ({git.stdout.strip() or 'no git'}), {libraries.strip()}, Python {platform.python_version()}"
+    libraries = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+    commit = git.stdout.strip() or "no git"
+    return f"{says or 'croprow'} ({commit}), {libraries}, Python {platform.python_version()}"
 
 
 def say_if_busy(cores: int) -> None:
@@ -84,7 +88,7 @@ def main() -> None:
     bench = Bench(
         croprow=Croprow(places, arguments.binary, cores),
         peers=Peers(places, cores),
-        figures=Figures(machine(cores), versions(places, arguments.binary), options),
+        figures=Figures(machine(cores), versions(arguments.binary), options),
         cores=cores,
         pairs=arguments.pairs or (1 if arguments.quick else 5),
         quick=arguments.quick,
@@ -98,6 +102,7 @@ def main() -> None:
             SCENARIOS[name](bench)
         except (program.ProgramFailed, OSError, sqlite3.Error) as error:
             print(f"error: {name}: {error}", file=sys.stderr)
+            bench.figures.drop(name)
             failed.append(name)
         else:
             # After each: a run that is cut short keeps what it has.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import program
 from croprow_side import Cost
@@ -37,20 +38,22 @@ class Peers:
         command += ["--processor", str(self.places.model("dinov2-small-onnx"))]
         return self._cost(f"preprocess {way}", command, None)
 
-    def floor(self, work: Work, regions_per_image: float, batch: int) -> dict[str, float]:
+    def floor(self, work: Work, regions: Path, batch: int) -> dict[str, float]:
         """CPU seconds per image by stage."""
-        command = self.places.peer("floor") + self._photos(work.photos, work.limit)
-        command += ["--embedder", str(self.places.model(work.embedder)), "--threads", str(self.threads)]
-        command += ["--batch", str(batch), "--regions-per-image", str(regions_per_image)]
-        if work.detector:
-            command += ["--detector", str(self.places.model(work.detector))]
+        command = self.places.peer("floor") + self.floor_arguments(work, regions, batch)
         return program.run(command, self.places.scratch / "floor.log").json_line()
+
+    def floor_arguments(self, work: Work, regions: Path, batch: int) -> list[str]:
+        """`regions`: a database of croprow over the same photos."""
+        arguments = [*self._photos(work.photos, work.limit), "--regions", str(regions), "--batch", str(batch)]
+        arguments += ["--embedder", str(self.places.model(work.embedder)), "--threads", str(self.threads)]
+        return arguments + (["--detector", str(self.places.model(work.detector))] if work.detector else [])
 
     def ways(self) -> dict[str, float]:
         """Least cosine to the Hugging Face path, by way of preprocessing."""
         return json.loads((self.places.bench / "ways.json").read_text())["least_cosine"]
 
-    def cosine_of(self, database: object) -> dict:
+    def cosine_of(self, database: Path) -> dict:
         command = self.places.peer("cosine_of_ways")
         command += ["--out", str(self.places.bench / "ways.json"), "--against", str(database)]
         return program.run(command, self.places.scratch / "cosine.log").json_line()

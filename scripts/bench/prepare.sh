@@ -98,7 +98,10 @@ fetch_turbojpeg() {
 
 make_models() {
     local recipe
-    recipe=$(recipe_of "$EXPORT_PINS" "$HERE/prepare_models.py" "$PROJECT_DIR"/scripts/models/{one_layer_embedder,export_embedder,export_grounding_dino,grounding_dino_patches,torch_export,onnx_graph}.py "$PROJECT_DIR/scripts/reference/tiny_grounding_dino.py")
+    recipe=$(recipe_of "$EXPORT_PINS" "$HERE/prepare_models.py" \
+        "$PROJECT_DIR"/scripts/models/{one_layer_embedder,export_embedder,export_grounding_dino}.py \
+        "$PROJECT_DIR"/scripts/models/{grounding_dino_patches,torch_export,onnx_graph}.py \
+        "$PROJECT_DIR/scripts/reference/tiny_grounding_dino.py")
     if stamped bench-models "$recipe" && [[ -f $BENCH/models/grounding-dino-small-input/model.onnx ]]; then
         return
     fi
@@ -123,7 +126,11 @@ make_photos() {
         stamp "bench-photos-$name" "$recipe"
     done
     # Tables only; their files are there.
-    prepare_photos twelve video >/dev/null
+    recipe=$(recipe_of "$recipe" "$STAMP_DIR/bench-photos-mix" "$STAMP_DIR/video")
+    if ! stamped bench-photos-tables "$recipe"; then
+        prepare_photos twelve video
+        stamp bench-photos-tables "$recipe"
+    fi
 }
 
 prepare_photos() {

@@ -1,4 +1,4 @@
-"""The models of the measurements: published architectures with seeded weights, since speed does not ask what was learnt.
+"""The models of the measurements: published architectures with seeded weights. Speed does not ask what was learnt.
 
     grounding-dino-tiny         a small GroundingDINO (scripts/reference/tiny_grounding_dino.py), input 800 to 1333
     grounding-dino-tiny-onnx    the same, exported; this is what croprow and the onnxruntime peer read

@@ -10,8 +10,9 @@
     mp400       1         1        400 megapixels
     video       795       795      the frames of scripts/fetch-demo.sh --video
 
-A third stands upright, 12 % carry an EXIF orientation other than 1 (stored so that turning restores the scene), quality
-is 90, a quarter is 4:4:4, a tenth progressive. Each photo has its own seed: the same files whatever the number of cores.
+A third stands upright, 12 % carry an EXIF orientation other than 1 (stored so that turning restores the scene),
+quality is 90, a quarter is 4:4:4, a tenth progressive. Each photo has its own seed: the same files whatever the number
+of cores.
 
 Writes SET/*.jpg and SET.db with one table: images (id, path, prompt, label).
 

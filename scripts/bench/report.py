@@ -14,8 +14,8 @@ from figures import Bar, Figure, bars, load
 HEAD = """# Measured speed and memory
 
 Written by `scripts/bench/run.sh`; the programs it compares with and what each figure means are in
-[README.md](README.md). Each program of a pair runs on the same photos, the same models, the same cores; pairs alternate.
-A figure is the median over the pairs, with the range in brackets.
+[README.md](README.md). Each program of a pair runs on the same photos, the same models, the same cores; pairs
+alternate. A figure is the median over the pairs, with the range in brackets.
 """
 TABLE = "| figure | bar | measured | | note |\n| --- | --- | --- | --- | --- |\n"
 
@@ -36,7 +36,7 @@ def measured(figure: Figure) -> str:
 
 
 def line(figure: Figure, bar: Bar | None) -> str:
-    verdict = bar.verdict(figure.median) if bar else ""
+    verdict = bar.verdict(figure.median, figure.unit) if bar else ""
     return f"| {figure.what} | {bar or ''} | {measured(figure)} | {verdict} | {figure.note} |\n"
 
 
@@ -51,7 +51,7 @@ def section(scenario: str, figures: list[Figure]) -> str:
 def summary(figures: list[Figure]) -> str:
     known = bars()
     judged = [figure for figure in figures if figure.name in known]
-    missed = [figure.name for figure in judged if known[figure.name].verdict(figure.median) != "met"]
+    missed = [figure.name for figure in judged if known[figure.name].verdict(figure.median, figure.unit) != "met"]
     text = f"\n{len(judged) - len(missed)} of {len(judged)} bars are met."
     return text + (f" Missed: {', '.join(missed)}.\n" if missed else "\n")
 

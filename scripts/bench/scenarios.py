@@ -15,6 +15,7 @@ from places import Work
 # The peers keep the best region of a photo, or all of it.
 ONE_REGION = ("--box-threshold", "0.3", "--text-threshold", "0.25", "--keep", "best", "--on-empty", "whole")
 LEAST_COSINE = 0.9995
+QUICK_WAYS = ("pillow_draft", "turbojpeg_scaled")
 MEMORY = ("--memory", "512MiB")
 LARGEST_PIXELS = ("--max-pixels", "500000000")
 # Of images done, where the memory of a long run is read.
@@ -53,7 +54,7 @@ def large(bench: Bench) -> None:
 
 
 def web(bench: Bench) -> None:
-    work = dinov2("web", bench.count(600, 32))
+    work = dinov2("web", bench.count(600, 16))
     mine = bench.compare("web", work, [STRONG, LOADER])
     bench.add_efficiency("web", work, mine)
 
@@ -95,6 +96,8 @@ def best_way(bench: Bench, work: Work) -> str:
     """Each way once, its speed as a figure; returns the fastest of those that are near enough to the reference."""
     speeds: dict[str, float] = {}
     for way, cosine in bench.peers.ways().items():
+        if bench.quick and way not in QUICK_WAYS:
+            continue
         try:
             cost = bench.peers.preprocess(way, work.photos, bench.count(work.limit, 8))
         except program.ProgramFailed as error:
@@ -115,12 +118,13 @@ def memory(bench: Bench) -> None:
     sets = (("mp24", bench.count(64, 8), "24 megapixels each"), ("mp400", 1, "one of 400 megapixels"))
     for photos, limit, what in sets:
         bench.warm(photos, limit)
-        peaks = [
-            bench.croprow._run(one_layer(photos, limit), limit, (*MEMORY, *LARGEST_PIXELS)).peak_bytes
+        runs = [
+            bench.croprow.start(one_layer(photos, limit), limit, (*MEMORY, *LARGEST_PIXELS))
             for _ in range(min(bench.pairs, 3))
         ]
-        over = [(peak - baseline) / MIB for peak in peaks]
-        note = f"{limit} photos; {baseline / MIB:.0f} MiB with one small photo"
+        over = [(run.peak_bytes - baseline) / MIB for run in runs]
+        done = min(run.json_line()["done"] for run in runs)
+        note = f"{done} of {limit} photos done; {baseline / MIB:.0f} MiB with one small photo"
         bench.figures.add(f"memory/{photos}", f"memory over the models', {what}", "MiB", over, note)
     many_shapes(bench)
 

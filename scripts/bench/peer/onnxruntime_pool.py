@@ -1,7 +1,8 @@
 """The strong peer: onnxruntime, a pool of threads that decode, photos of equal size batched together.
 
-JPEGs are decoded at a fraction of their size (Pillow's draft mode), Pillow resizes (it lets other threads run), batches
-hold photos of one input shape so that nothing is padded, prompts are tokenised by `tokenizers`, and torch is not loaded.
+JPEGs are decoded at a fraction of their size (Pillow's draft mode), Pillow resizes (it lets other threads run),
+batches hold photos of one input shape so that nothing is padded, prompts are tokenised by `tokenizers`, and torch is
+not loaded.
 
 Example: onnxruntime_pool.py --photos mix.db --limit 16 --out out.db --detector gdino-onnx --embedder dinov2-onnx
 """

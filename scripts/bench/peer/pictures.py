@@ -71,6 +71,7 @@ class ShortestThenCrop:
     def __init__(self, settings: dict) -> None:
         self.shortest = settings["size"]["shortest_edge"]
         self.side = settings["crop_size"]["height"]
+        self.input_sides = (self.side, self.side)
         self.normalise = Normalise(settings["image_mean"], settings["image_std"])
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
@@ -89,6 +90,7 @@ class Squash:
 
     def __init__(self, settings: dict) -> None:
         self.size = (settings["width"], settings["height"])
+        self.input_sides = self.size[::-1]
         self.normalise = Normalise(settings["mean"], settings["std"])
 
     def resized(self, _width: int, _height: int) -> tuple[int, int]:
