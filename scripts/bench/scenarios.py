@@ -32,7 +32,7 @@ def one_layer(photos: str, limit: int) -> Work:
 
 def detect_embed(bench: Bench) -> None:
     work = replace(
-        dinov2("mix", bench.count(64, 6)),
+        dinov2("mix", bench.count(64, 4)),
         detector="grounding-dino-tiny-onnx",
         torch_detector="grounding-dino-tiny",
         flags=ONE_REGION,
