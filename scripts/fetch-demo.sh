@@ -187,35 +187,6 @@ make_python_photos() {
     stamp photos-python "$python_photos_recipe"
 }
 
-# apt_unpack PACKAGE FOLDER: downloads a Debian package and unpacks it without installing it; no root needed.
-# False, with the reason said, where that cannot be done.
-apt_unpack() {
-    local download=$SCRATCH_DIR/apt-$1 log=$SCRATCH_DIR/apt.log
-    if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
-        say "apt-get or dpkg-deb is not here, so the Debian package $1 cannot be had"
-        return 1
-    fi
-    say "downloading Debian's $1"
-    if ! apt_download "$1" "$download" 2>"$log" && ((EUID == 0)); then
-        say "  the package lists are missing or old: apt-get update"
-        apt-get -qq update 2>>"$log" && apt_download "$1" "$download" 2>>"$log"
-    fi
-    if ! compgen -G "$download/*.deb" >/dev/null; then
-        say "apt-get could not download $1"
-        sed 's/^/  /' "$log" >&2
-        ((EUID == 0)) || say "  if its package lists are missing: sudo apt-get update"
-        return 1
-    fi
-    say "  $(basename "$download"/*.deb), $(human_size "$download"/*.deb)"
-    dpkg-deb --extract "$download"/*.deb "$2"
-}
-
-# apt_download PACKAGE FOLDER
-apt_download() {
-    mkdir -p "$2"
-    (cd "$2" && apt-get -qq -o APT::Sandbox::User="$(id -un)" download "$1" >&2)
-}
-
 make_debian_photos() {
     local unpacked=$SCRATCH_DIR/darknet-deb
     if ! apt_unpack darknet "$unpacked"; then
