@@ -94,6 +94,7 @@ fn finished(claim: &Claim) -> Finished {
         orientation: Default::default(),
         orientation_source: "none",
         components: 3,
+        scale: croprow::geometry::Scale::FULL,
         truncated: false,
     };
     let region = Region {

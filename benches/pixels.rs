@@ -18,7 +18,8 @@ use croprow::recipe::{Filter, Fit, ImageInput, Truncated};
 use image::{Rgb, RgbImage};
 use libjpeg_turbo_rs::{PixelFormat, Subsampling, compress, compress_progressive};
 
-const CONFIG: DecodeConfig = DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail };
+const CONFIG: DecodeConfig =
+    DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail, mode: croprow::recipe::Decode::Exact };
 
 /// 12 MP, as bytes per pixel about what a camera writes.
 const PHOTO: Size = Size::new(4000, 3000);

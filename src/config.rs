@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::recipe::{CropFit, Labels, Selection, Truncated};
+use crate::recipe::{CropFit, Decode, Labels, Selection, Truncated};
 
 /// Images bigger than this are refused unless `--max-pixels` says otherwise. Pillow's limit for
 /// decompression bombs, rounded up.
@@ -34,9 +34,58 @@ pub struct RunConfig {
     /// Busy compute threads.
     pub threads: usize,
     /// Images in one call of a session, where the graph does not fix it.
-    pub batch: usize,
+    pub batch: Batch,
     /// Bytes of host memory that images in flight may hold.
     pub memory_bytes: u64,
+    /// What sessions may take of a GPU.
+    pub gpu: GpuConfig,
+    /// First all detections, then all embeddings: only one model is in memory at a time.
+    pub staged: bool,
+    /// Measurements of the run as JSON lines, where they are wanted.
+    pub metrics: Option<PathBuf>,
+}
+
+/// `--batch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Batch {
+    /// As many as measurement finds best.
+    Auto,
+    /// That many, while memory allows.
+    Fixed(usize),
+}
+
+/// Memory and algorithms of CUDA sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuConfig {
+    /// How much of the device's memory.
+    pub vram: Vram,
+    /// `--cudnn-search`.
+    pub cudnn_search: CudnnSearch,
+    /// Convolutions may take whatever workspace is fastest; otherwise 32 MiB.
+    pub cudnn_max_workspace: bool,
+}
+
+/// `--vram`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Vram {
+    /// A part of the device's memory, 0 to 1.
+    Share(f32),
+    /// So many bytes.
+    Bytes(u64),
+}
+
+/// How cuDNN finds its convolution algorithms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CudnnSearch {
+    /// By rules; at once.
+    Heuristic,
+    /// By trying all of them, for each new shape: up to a second each, and much memory.
+    Exhaustive,
+    /// cuDNN's default, whatever the shape.
+    Default,
 }
 
 /// The `detect` stage.
@@ -76,6 +125,8 @@ pub struct DecodeConfig {
     pub max_pixels: u64,
     /// What a file that ends early becomes.
     pub truncated: Truncated,
+    /// At which size pictures are decoded.
+    pub mode: Decode,
 }
 
 /// `--precision`: which of a folder's graphs is taken, by the suffixes of the hub.

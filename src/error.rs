@@ -33,6 +33,9 @@ pub enum Error {
     /// The session failed for whole batches, not for single images.
     #[error("model: {0}")]
     Model(String),
+    /// Memory of the host or the device does not suffice for a single image, even in a session opened anew.
+    #[error("out of memory: {0}")]
+    OutOfMemory(String),
     /// The device is gone; only a new process can have it back.
     #[error("device lost: {0}")]
     DeviceLost(String),
@@ -58,7 +61,7 @@ impl Error {
         match self {
             Self::Usage(_) | Self::StartUp(_) | Self::Source { .. } | Self::Open { .. } => 1,
             Self::Database(_) | Self::Model(_) | Self::System(_) | Self::Panicked { .. } => 3,
-            Self::DeviceLost(_) | Self::LeaseLost => 75,
+            Self::OutOfMemory(_) | Self::DeviceLost(_) | Self::LeaseLost => 75,
         }
     }
 
@@ -72,6 +75,10 @@ impl Error {
                 Some("the database is damaged: keep a copy, then try `sqlite3 FILE .recover`, or go back to a backup")
             }
             Self::DeviceLost(_) | Self::LeaseLost => Some("start the same command again: finished rows are kept"),
+            Self::OutOfMemory(_) => Some(
+                "start the same command again, finished rows are kept; if that does not help: --staged, a smaller or fp16 model, \
+                 or more room (--vram, other programs)",
+            ),
             Self::Model(_) => Some(
                 "finished rows are kept; try --batch 1 or --device cpu, and check the model with its authors' example",
             ),

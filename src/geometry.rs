@@ -55,6 +55,11 @@ impl Scale {
         1 << self.0
     }
 
+    /// The scale of that denominator.
+    pub fn from_denominator(denominator: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|scale| scale.denominator() == denominator)
+    }
+
     /// Place in [`Self::ALL`].
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -113,6 +118,16 @@ pub struct BoxPx {
 }
 
 impl BoxPx {
+    /// The smallest box that holds both.
+    pub fn around(self, other: Self) -> Self {
+        Self {
+            x0: self.x0.min(other.x0),
+            y0: self.y0.min(other.y0),
+            x1: self.x1.max(other.x1),
+            y1: self.y1.max(other.y1),
+        }
+    }
+
     /// The whole of an image.
     pub fn whole(size: Size) -> Self {
         Self { x0: 0.0, y0: 0.0, x1: size.width_px as f32, y1: size.height_px as f32 }

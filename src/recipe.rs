@@ -88,14 +88,17 @@ impl ImageInput {
         3 * self.tensor_size(region).pixels() as usize
     }
 
+    /// The largest tensor that a picture can get; with [`Fit::Scale`] it may also lie on its side.
+    pub fn size_most(&self) -> Size {
+        match self.fit {
+            Fit::Scale { shortest_px, longest_px, .. } => Size::new(longest_px, shortest_px),
+            _ => self.size,
+        }
+    }
+
     /// The most that [`Self::values`] can be.
     pub fn values_most(&self) -> usize {
-        match self.fit {
-            Fit::Scale { shortest_px, longest_px, .. } => {
-                (shortest_px as usize).saturating_mul(longest_px as usize).saturating_mul(3)
-            }
-            _ => (self.size.pixels() as usize).saturating_mul(3),
-        }
+        (self.size_most().pixels() as usize).saturating_mul(3)
     }
 }
 
@@ -196,17 +199,40 @@ pub enum Truncated {
     Use,
 }
 
-/// `--decode`: at what size JPEGs are decoded.
+/// `--decode`: at what size JPEGs are decoded. Grey and three-component JPEGs only; all else, and what
+/// [`Fit::SquareBlur`] prepares, is decoded at full size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decode {
-    /// No more than is used: at the smallest of 1, 1/2, 1/4 and 1/8 in which a region has, on both sides, at least
-    /// twice (detector) or four times (embedder) the pixels to which the model's input resizes it. Grey and
-    /// three-component JPEGs only; all else, and what [`Fit::SquareBlur`] prepares, is decoded at full size.
+    /// No more than is used: at the smallest of 1, 1/2, 1/4 and 1/8 at which results are those of the full size. See
+    /// [`Self::detector_spare`] and [`Self::embedder_spare`].
     #[default]
     Scaled,
     /// Everything at full size.
     Exact,
+}
+
+impl Decode {
+    /// Pixels that a picture has per pixel of a detector's input, along a side and at least; `None` for full size. With 1,
+    /// 51 of 53 boxes of a YOLOv3-tiny in photos of 2 to 12 MP kept an IoU of 0.95 with those of the exact decode; with
+    /// 2, 46 of 46, at 0.987 or more.
+    pub fn detector_spare(self) -> Option<u32> {
+        match self {
+            Self::Scaled => Some(2),
+            Self::Exact => None,
+        }
+    }
+
+    /// The same of an embedder's input; `patches` says that it begins by cutting its input into patches of 8 pixels or
+    /// more. Least cosine with the vectors of the exact decode, over photos of 2 to 24 MP with grain: a trained ViT-S/14
+    /// keeps 0.99997 with 1.7; an EfficientNet-Lite0 0.992 with 1, 0.9993 with 2 and 0.9996 with 4.
+    pub fn embedder_spare(self, patches: bool) -> Option<u32> {
+        match (self, patches) {
+            (Self::Scaled, true) => Some(1),
+            (Self::Scaled, false) => Some(4),
+            (Self::Exact, _) => None,
+        }
+    }
 }
 
 /// Everything that decides what `detect` stores.
@@ -224,6 +250,9 @@ pub struct DetectRecipe {
     pub candidate_floor: f32,
     /// What a file that ends early becomes.
     pub truncated: Truncated,
+    /// At what size JPEGs are decoded.
+    #[serde(default = "exact", skip_serializing_if = "is_exact")]
+    pub decode: Decode,
     /// Which candidates become regions.
     pub selection: Selection,
 }
@@ -239,6 +268,18 @@ pub struct EmbedRecipe {
     pub crop_fit: Option<CropFit>,
     /// L2 normalisation, where it overrides the model's own rule.
     pub normalize: Option<bool>,
+    /// At what size JPEGs are decoded.
+    #[serde(default = "exact", skip_serializing_if = "is_exact")]
+    pub decode: Decode,
+}
+
+/// Recipes without the key are from before there was a choice.
+fn exact() -> Decode {
+    Decode::Exact
+}
+
+fn is_exact(decode: &Decode) -> bool {
+    *decode == Decode::Exact
 }
 
 /// `--crop-fit`: how a crop fills the embedder's input.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::candidate::{Kept, Vocabulary};
-use crate::geometry::{BoxPx, Orientation, Size};
+use crate::geometry::{BoxPx, Orientation, Scale, Size};
 
 /// `images.id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,6 +96,8 @@ pub struct Claim {
     pub prompt: Option<String>,
     /// Size and time of the file when its regions were made. `None` before the first decode.
     pub seen: Option<FileStamp>,
+    /// Scale of the picture that its regions were found in. `None` before `detect`.
+    pub scale: Option<Scale>,
     /// Regions that `detect` stored, where only `embed` is due and a detector made them.
     pub regions: Option<Vec<Region>>,
 }
@@ -136,6 +138,8 @@ pub struct ImageFacts {
     pub orientation_source: &'static str,
     /// Colour components in the file: 1 grey, 3 RGB or YCbCr, 4 CMYK or alpha.
     pub components: u8,
+    /// At which scale it was decoded as a whole.
+    pub scale: Scale,
     /// The file ends early; its lower part is filling. Only with `--truncated use`.
     pub truncated: bool,
 }

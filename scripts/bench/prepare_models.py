@@ -27,7 +27,7 @@ from transformers import BitImageProcessor, Dinov2Config, Dinov2Model  # noqa: E
 import export_embedder  # noqa: E402
 import export_grounding_dino  # noqa: E402
 from golden import save_tiny_model  # noqa: E402
-from one_layer_embedder import PREPROCESSOR, write_graph  # noqa: E402
+from one_layer_embedder import CONFIG, PREPROCESSOR, write_graph  # noqa: E402
 from tiny_grounding_dino import keep_signal  # noqa: E402
 
 SEED = 20260
@@ -73,6 +73,7 @@ def main() -> None:
     export_embedder.export(out / "dinov2-small", out / "dinov2-small-onnx")
     write_graph(out / "one-layer/model.onnx")
     (out / "one-layer/preprocessor_config.json").write_text(json.dumps(PREPROCESSOR, indent=2) + "\n")
+    (out / "one-layer/config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")
     save_tiny_model(out / "grounding-dino-tiny")
     export_grounding_dino.export(out / "grounding-dino-tiny", out / "grounding-dino-tiny-onnx", OPSET)
     save_small_input(out / "grounding-dino-tiny-onnx", out / "grounding-dino-small-input")

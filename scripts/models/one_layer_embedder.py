@@ -36,6 +36,9 @@ PREPROCESSOR = {
     "image_std": [0.229, 0.224, 0.225],
 }
 
+# Larger pictures are decoded for embedders that do not begin with patches.
+CONFIG = {"patch_size": PATCH_PX}
+
 
 def write_graph(path: Path) -> None:
     """Mean over the patches first, then the matrix: the same as the mean of projected patches."""
@@ -58,6 +61,7 @@ def main() -> None:
     arguments = parser.parse_args()
     write_graph(arguments.out_dir / "model.onnx")
     (arguments.out_dir / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR, indent=2) + "\n")
+    (arguments.out_dir / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")
     print(f"{arguments.out_dir}: a vector of {DIM}")
 
 

@@ -13,12 +13,13 @@ use croprow::model::facts::{self, Facts};
 use croprow::model::files::{ModelFiles, NoCache, digest, locate};
 use croprow::model::library::{self, Runtime};
 use croprow::model::self_test::{self, Verdict};
+use croprow::model::vram::Gpu;
 use croprow::recipe::Labels;
 use serde_json::{Map, Value};
 
 use super::run_args::PrecisionFlag;
 use super::settings::Settings;
-use super::{lines_safe, parse, print};
+use super::{lines_safe, memory, parse, print};
 
 /// Runtime library, device and models: what is there, what is missing, how to mend it.
 #[derive(Args)]
@@ -91,10 +92,15 @@ fn place(args: &DoctorArgs) -> (Vec<Part>, Option<Place>) {
     let Some(runtime) = runtime else { return (vec![library], None) };
     let mut effective = None;
     let device = part("device", |facts| {
-        let device = device::choose(&runtime, args.device)?;
+        let device = device::choose(&runtime, args.device, &Settings::default().gpu)?;
         facts.push(("device", device.word.clone()));
         facts.extend(device.note.clone().map(|why| ("why", why)));
         facts.push(("threads", threads.to_string()));
+        facts.extend(memory::free_bytes().map(|free| ("free memory", format!("{} MiB", free >> 20))));
+        if let Some(gpu) = device.cuda_number().and_then(Gpu::find) {
+            facts.extend(gpu.name().map(|name| ("GPU", name)));
+            facts.extend(gpu.total_bytes().map(|total| ("GPU memory", format!("{} MiB", total >> 20))));
+        }
         effective = Some(device);
         Ok(())
     });

@@ -2,6 +2,7 @@
 
 mod add;
 mod doctor;
+mod memory;
 mod parse;
 mod recipes;
 mod retry;

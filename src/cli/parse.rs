@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use croprow::config::Device;
+use croprow::config::{Device, Vram};
 use croprow::recipe::Keep;
 
 /// A path, or the word `none`. Not an `Option`: clap takes that for a flag that may be left out.
@@ -51,6 +51,17 @@ pub(crate) fn size_bytes(text: &str) -> Result<u64, String> {
     match number.parse::<f64>() {
         Ok(value) if value > 0.0 => Ok((value * factor as f64) as u64),
         _ => Err("write a size as 4GiB or 512MiB".into()),
+    }
+}
+
+/// `80%` of the GPU's memory, or `6GiB`.
+pub(crate) fn vram(text: &str) -> Result<Vram, String> {
+    match text.trim().strip_suffix('%') {
+        None => size_bytes(text).map(Vram::Bytes),
+        Some(number) => match number.trim().parse::<f32>() {
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Vram::Share(percent / 100.0)),
+            _ => Err("write a share as 80%, or a size as 6GiB".into()),
+        },
     }
 }
 
@@ -131,6 +142,13 @@ mod tests {
         for text in ["", "GiB", "-1GiB", "4XB", "0", "NaN"] {
             assert!(size_bytes(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn gpu_memory_is_a_share_or_a_size() {
+        assert_eq!(vram("80%"), Ok(Vram::Share(0.8)));
+        assert_eq!(vram("6GiB"), Ok(Vram::Bytes(6 << 30)));
+        assert!(["0%", "101%", "-5%", "x%", "NaN%", ""].iter().all(|text| vram(text).is_err()));
     }
 
     #[test]

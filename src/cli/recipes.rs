@@ -48,6 +48,7 @@ impl Recipes {
                     labels: detect.labels,
                     candidate_floor: detect.candidate_floor,
                     truncated: config.decode.truncated,
+                    decode: config.decode.mode,
                     selection: detect.selection.clone(),
                 })
                 .clone()
@@ -60,6 +61,7 @@ impl Recipes {
                 adapter_version: embedder::ADAPTER_VERSION,
                 crop_fit: embed.crop_fit,
                 normalize: embed.normalize,
+                decode: config.decode.mode,
             })?),
         };
         Ok(Self { detect, embed, rule })

@@ -3,26 +3,35 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use croprow::config::{RunConfig, Stale};
+use croprow::config::{Batch, RunConfig, Stale};
 use croprow::db::Db;
 use croprow::db::claim::RunId;
 use croprow::db::due::{InForce, RecipeId, Standing, Tally, images_where};
+use croprow::db::recipes::StoredRecipe;
 use croprow::db::runs::NewRun;
 use croprow::db::select::Carried;
 use croprow::error::Error;
-use croprow::model::{self, Models};
+use croprow::model::library::Runtime;
+use croprow::model::vram::Gpu;
+use croprow::model::{self, ModelKind, Models, Placing};
+use croprow::pipeline::cores::Cores;
 use croprow::pipeline::crop_file::prepare_folder;
-use croprow::pipeline::progress::Progress;
+use croprow::pipeline::measure::{self, DeviceMemory, Instruments};
+use croprow::pipeline::progress::{Progress, Snapshot};
+use croprow::pipeline::staged::run_staged;
 use croprow::pipeline::stop::Stop;
+use croprow::pipeline::tune::{BatchOwner, Learning, Learnt};
 use croprow::pipeline::{self, Job, Summary};
-use croprow::row::State;
+use croprow::recipe::Decode;
+use croprow::row::{Stage, State};
+use serde_json::{Value, json};
 
 use super::recipes::Recipes;
 use super::run_args::RunArgs;
 use super::settings::Settings;
 use super::status::duration;
 use super::ticker::Ticker;
-use super::{print, say, select, self_tests, signals};
+use super::{memory, print, say, select, self_tests, signals};
 
 /// Everything decided before a model is loaded.
 struct Plan {
@@ -64,36 +73,107 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         prepare_folder(folder)?;
     }
     let runtime = model::library::load(plan.settings.runtime.as_deref(), plan.settings.device, plan.config.threads)?;
-    let mut loaded = model::load_models(&plan.config, plan.settings.device, &runtime)?;
-    for note in loaded.device.note.iter().chain(&loaded.notes) {
+    let placing = Placing::of(&plan.config, plan.settings.device, &runtime)?;
+    if let Some(note) = &placing.device.note {
         say(note);
     }
-    check_prompts(&plan, &loaded, &db)?;
-    self_tests::run(&mut loaded, &plan.config, &plan.recipes, &runtime, &mut db)?;
-    say(&describe_start(&plan, &loaded));
+    let staged = must_be_staged(&mut plan, &placing);
+    let mut loader = Loader { plan: &plan, placing: &placing, runtime: &runtime };
+    let loaded = if staged { None } else { Some(loader.load(&mut db, &ALL_MODELS)?) };
+    say(&describe_start(&plan, &placing, staged));
     let (run_id, in_force) = db.begin_run(&NewRun {
-        device: &loaded.device.word,
-        device_note: loaded.device.note.as_deref(),
+        device: &placing.device.word,
+        device_note: placing.device.note.as_deref(),
         runtime: &format!("{} {}", runtime.version, runtime.path.display()),
         settings: &plan.to_remember().to_json()?,
         detect: plan.recipes.detect(),
         embed: plan.recipes.embed(),
     })?;
+    let learnt = loader.learnt(&db)?;
     let db = Arc::new(Mutex::new(db));
     let stop = Arc::new(Stop::default());
     signals::listen(&stop, &db, run_id)?;
-    let began = Instant::now();
-    let progress = Arc::new(Progress::default());
-    let result = work(&plan, &db, run_id, in_force, loaded, &progress, &stop, quiet);
+    let measured = Measured::begin(&plan.config, &placing)?;
+    let work = Work { run: run_id, in_force, db: &db, stop: &stop, measured: &measured, learnt: &learnt, quiet };
+    let result = work.until_done(&mut loader, loaded);
     let mut db = db.lock().unwrap_or_else(PoisonError::into_inner);
-    end(&mut db, run_id, result, &progress, &stop, began.elapsed(), args.json)
+    let summary = measured.end(&plan.config, &placing);
+    end(&mut db, run_id, result, &measured, summary, &stop, args.json)
+}
+
+/// Both, for a run that is not staged.
+const ALL_MODELS: [ModelKind; 2] = [ModelKind::Detector, ModelKind::Embedder];
+
+/// True where one model after the other is loaded: because the user says so, or because both do not fit.
+fn must_be_staged(plan: &mut Plan, placing: &Placing) -> bool {
+    if plan.config.detect.is_none() || plan.config.embed.is_none() {
+        return false;
+    }
+    // What images in flight will take is not free for models.
+    let free = memory::free_bytes().map(|free| free.saturating_sub(plan.config.memory_bytes));
+    match (plan.config.staged, placing.must_be_staged(free)) {
+        (true, _) => true,
+        (false, Some(why)) => {
+            say(&format!("{why}: first all detections, then all embeddings (--staged)"));
+            plan.config.staged = true;
+            true
+        }
+        (false, None) => false,
+    }
+}
+
+/// Loads models, each tested once and held to what is known of it.
+struct Loader<'a> {
+    plan: &'a Plan,
+    placing: &'a Placing,
+    runtime: &'a Runtime,
+}
+
+impl Loader<'_> {
+    fn load(&mut self, db: &mut Db, kinds: &[ModelKind]) -> Result<Models, Error> {
+        let mut models = self.placing.load(&self.plan.config, self.runtime, kinds)?;
+        models.notes.iter().for_each(|note| say(note));
+        check_prompts(self.plan, &models, db)?;
+        self_tests::run(&mut models, &self.plan.config, &self.plan.recipes, self.runtime, db)?;
+        Ok(models)
+    }
+
+    fn owners(&self) -> Vec<BatchOwner> {
+        let stored = [(Stage::Detect, self.plan.recipes.detect()), (Stage::Embed, self.plan.recipes.embed())];
+        let owner = |(stage, recipe): (Stage, Option<StoredRecipe<'_>>)| {
+            let recipe = recipe?;
+            Some(BatchOwner {
+                stage,
+                digest: recipe.model_digest.to_owned(),
+                path: recipe.model_path.to_owned(),
+                device: self.placing.batch_device(),
+            })
+        };
+        stored.into_iter().filter_map(owner).collect()
+    }
+
+    /// Batch sizes that earlier runs found for these models on this device.
+    fn learnt(&self, db: &Db) -> Result<Learning, Error> {
+        let owners = self.owners();
+        let mut known = Vec::new();
+        for owner in &owners {
+            let batches = db.learnt_batches(&owner.digest, &owner.device)?;
+            known.extend(batches.into_iter().map(|b| Learnt {
+                stage: owner.stage,
+                shape: b.shape,
+                images: b.images,
+                per_s: b.per_s,
+            }));
+        }
+        Ok(Learning { owners, known })
+    }
 }
 
 impl Plan {
     fn make(args: &RunArgs, db: &mut Db) -> Result<Self, Error> {
         let remembered = db.last_settings()?;
         let settings = Settings::remembered(remembered.as_deref())?.overridden_by(args);
-        let config = settings.resolve(args.limit)?;
+        let config = settings.resolve(args.limit, args.metrics.clone())?;
         let recipes = Recipes::of(&config, db)?;
         let asked = recipes.look_up(db)?;
         let tally = db.tally()?;
@@ -198,41 +278,121 @@ fn choose_stale(
     }
 }
 
-fn describe_start(plan: &Plan, loaded: &Models) -> String {
+fn describe_start(plan: &Plan, placing: &Placing, staged: bool) -> String {
     let stages = match (plan.to_detect > 0, &plan.config.embed) {
+        (true, Some(_)) if staged => "detect, then embed",
         (true, Some(_)) => "detect and embed",
         (true, None) => "detect",
         _ => "embed",
     };
+    let batches = match plan.config.batch {
+        Batch::Auto => "batches by measurement".to_owned(),
+        Batch::Fixed(images) => format!("batches of {images}"),
+    };
     format!(
-        "{stages} {} images on {} with {} threads, batches of {}, {} MiB for images in flight",
+        "{stages} {} images on {} with {} threads, {batches}, {} MiB for images in flight",
         plan.waiting,
-        loaded.device.word,
+        placing.device.word,
         plan.config.threads,
-        plan.config.batch,
         plan.config.memory_bytes >> 20
     )
 }
 
-#[expect(clippy::too_many_arguments, reason = "the one place where everything comes together")]
-fn work(
-    plan: &Plan,
-    db: &Mutex<Db>,
+/// Everything that the pipeline works with.
+struct Work<'a> {
     run: RunId,
     in_force: InForce,
-    loaded: Models,
-    progress: &Arc<Progress>,
-    stop: &Stop,
+    db: &'a Mutex<Db>,
+    stop: &'a Stop,
+    measured: &'a Measured,
+    learnt: &'a Learning,
     quiet: bool,
-) -> Result<Summary, Error> {
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(plan.config.threads)
-        .thread_name(|i| format!("decode-{i}"))
-        .build()
-        .map_err(|e| Error::System(format!("cannot start the decode threads: {e}")))?;
-    let job = Job { config: &plan.config, db, run, in_force, stale: plan.stale, pool: &pool, progress, stop };
-    let _ticker = Ticker::start(Arc::clone(progress), plan.waiting, plan.config.threads, quiet);
-    pipeline::run(&job, loaded)
+}
+
+impl Work<'_> {
+    /// `loaded` are all models; without them they are loaded one after the other.
+    fn until_done(&self, loader: &mut Loader<'_>, loaded: Option<Models>) -> Result<Summary, Error> {
+        let plan = loader.plan;
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(plan.config.threads)
+            .thread_name(|i| format!("decode-{i}"))
+            .build()
+            .map_err(|e| Error::System(format!("cannot start the decode threads: {e}")))?;
+        let on_host = !loader.placing.device.is_cuda();
+        let all_cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = Cores::new(plan.config.threads, on_host, all_cores);
+        let due = |stage: &Stage| match stage {
+            Stage::Detect => plan.config.detect.is_some(),
+            Stage::Embed => plan.config.embed.is_some(),
+        };
+        let stages: Vec<Stage> = Stage::ALL.into_iter().filter(due).collect();
+        let progress = &self.measured.progress;
+        let job = Job {
+            config: &plan.config,
+            db: self.db,
+            run: self.run,
+            in_force: self.in_force,
+            stale: plan.stale,
+            stages: &stages,
+            pool: &pool,
+            cores: &cores,
+            on_host,
+            learnt: self.learnt,
+            instruments: &self.measured.instruments,
+            progress,
+            stop: self.stop,
+        };
+        let _ticker = Ticker::start(Arc::clone(progress), plan.waiting, plan.config.threads, self.quiet);
+        match loaded {
+            Some(models) => pipeline::run(&job, models),
+            None => run_staged(
+                &job,
+                &mut |stage| {
+                    let kind = match stage {
+                        Stage::Detect => ModelKind::Detector,
+                        Stage::Embed => ModelKind::Embedder,
+                    };
+                    loader.load(&mut self.db.lock().unwrap_or_else(PoisonError::into_inner), &[kind])
+                },
+                &say,
+            ),
+        }
+    }
+}
+
+/// The clocks and counters of a run, from its first image to its last.
+struct Measured {
+    progress: Arc<Progress>,
+    instruments: Instruments,
+    began: Instant,
+    cpu_before: Duration,
+    before: Snapshot,
+}
+
+impl Measured {
+    fn begin(config: &RunConfig, placing: &Placing) -> Result<Self, Error> {
+        let gpu = placing.device.cuda_number().and_then(Gpu::find);
+        let device_memory = gpu.map(|gpu| -> DeviceMemory { Box::new(move || gpu.used_bytes()) });
+        let progress = Arc::new(Progress::default());
+        Ok(Self {
+            before: progress.snapshot(config.threads),
+            progress,
+            instruments: Instruments::new(device_memory, config.metrics.as_deref())?,
+            began: Instant::now(),
+            cpu_before: measure::cpu_time(),
+        })
+    }
+
+    /// What is told and kept at the end.
+    fn end(&self, config: &RunConfig, placing: &Placing) -> Value {
+        let after = self.progress.snapshot(config.threads);
+        let exact = config.decode.mode == Decode::Exact;
+        let limit = measure::limit(&self.before, &after, !placing.device.is_cuda(), exact);
+        let mut summary = measure::summary(&self.progress, (&self.before, &after), &limit);
+        summary["seconds"] = self.began.elapsed().as_secs_f64().into();
+        summary["cpu_seconds"] = (measure::cpu_time() - self.cpu_before).as_secs_f64().into();
+        summary
+    }
 }
 
 /// Closes the run's row, says how it went, and finds the exit code.
@@ -240,49 +400,59 @@ fn end(
     db: &mut Db,
     run: RunId,
     result: Result<Summary, Error>,
-    progress: &Progress,
+    measured: &Measured,
+    mut told: Value,
     stop: &Stop,
-    took: Duration,
     json: bool,
 ) -> Result<u8, Error> {
+    let progress = &measured.progress;
     let (done, failed) = (Progress::get(&progress.done), Progress::get(&progress.failed));
-    let summary = match result {
-        Ok(summary) => summary,
-        Err(error) => {
-            // The first error is the one to tell, whatever the database says now.
-            let _ = db.end_run(run, "error", error.exit_code(), done, failed, None);
-            if json {
-                print_summary("error", error.exit_code(), &Summary { done, failed, ..Summary::default() }, took)?;
-            }
-            return Err(error);
-        }
+    let (how, code, summary) = match &result {
+        Err(error) => ("error", error.exit_code(), Summary { done, failed, ..Summary::default() }),
+        Ok(summary) => match stop.signal() {
+            0 => ("complete", exit_code_of(&db.tally()?), *summary),
+            signal => ("stopped", signals::exit_code(signal), *summary),
+        },
     };
-    let (how, code) = match stop.signal() {
-        0 => ("complete", exit_code_of(&db.tally()?)),
-        signal => ("stopped", signals::exit_code(signal)),
-    };
-    db.end_run(run, how, code, done, failed, None)?;
-    db.checkpoint();
-    let per_s = (done + failed) as f64 / took.as_secs_f64().max(1e-3);
-    say(&format!("{how}: {done} done, {failed} failed in {} ({per_s:.1} images/s)", duration(took.as_secs_f64())));
-    if summary.dropped > 0 {
-        say(&format!(
-            "{} results were dropped: their rows were changed or taken by another worker meanwhile",
-            summary.dropped
-        ));
+    for (key, value) in
+        [("done", done), ("failed", failed), ("dropped", summary.dropped), ("released", summary.released)]
+    {
+        told[key] = value.into();
     }
-    if summary.released > 0 {
-        say(&format!("{} rows in flight are pending again", summary.released));
+    (told["ended"], told["exit_code"]) = (how.into(), code.into());
+    measured.instruments.write(&json!({ "summary": told }));
+    let stored = db.end_run(run, how, code, done, failed, Some(&told.to_string()));
+    if result.is_ok() {
+        // An error of the run is the one to tell, whatever the database says now.
+        stored?;
+        db.checkpoint();
+        say_how_it_went(how, code, &summary, &told);
+    }
+    if json {
+        print(&format!("{told}\n"))?;
+    }
+    result.map(|_| code)
+}
+
+fn say_how_it_went(how: &str, code: u8, summary: &Summary, told: &Value) {
+    let Summary { done, failed, dropped, released } = *summary;
+    let seconds = told["seconds"].as_f64().unwrap_or(0.0);
+    let per_s = (done + failed) as f64 / seconds.max(1e-3);
+    say(&format!("{how}: {done} done, {failed} failed in {} ({per_s:.1} images/s)", duration(seconds)));
+    if let (Some(limit), true) = (told["limit"].as_str(), done + failed > 0) {
+        say(limit);
+    }
+    if dropped > 0 {
+        say(&format!("{dropped} results were dropped: their rows were changed or taken by another worker meanwhile"));
+    }
+    if released > 0 {
+        say(&format!("{released} rows in flight are pending again"));
     }
     if code == 2 {
         say(
             "failed rows remain: croprow status DB counts them, the view failures lists them, croprow retry DB brings them back",
         );
     }
-    if json {
-        print_summary(how, code, &summary, took)?;
-    }
-    Ok(code)
 }
 
 fn finish_idle(db: &Db, kept: u64, json: bool) -> Result<u8, Error> {
@@ -294,7 +464,10 @@ fn finish_idle(db: &Db, kept: u64, json: bool) -> Result<u8, Error> {
         say(&format!("{kept} of them were made by another recipe and stay as they are; --stale redo does them again"));
     }
     if json {
-        print_summary("complete", code, &Summary::default(), Duration::ZERO)?;
+        let told = json!({
+            "ended": "complete", "exit_code": code, "done": 0, "failed": 0, "dropped": 0, "released": 0, "seconds": 0.0,
+        });
+        print(&format!("{told}\n"))?;
     }
     Ok(code)
 }
@@ -303,12 +476,4 @@ fn finish_idle(db: &Db, kept: u64, json: bool) -> Result<u8, Error> {
 fn exit_code_of(tally: &Tally) -> u8 {
     let bad = |s: &Standing| [s.detect, s.embed].iter().any(|s| matches!(s, Some(State::Failed | State::Quarantined)));
     if tally.iter().any(|(standing, _)| bad(standing)) { 2 } else { 0 }
-}
-
-fn print_summary(how: &str, code: u8, summary: &Summary, took: Duration) -> Result<(), Error> {
-    let json = serde_json::json!({
-        "ended": how, "exit_code": code, "done": summary.done, "failed": summary.failed,
-        "dropped": summary.dropped, "released": summary.released, "seconds": took.as_secs_f64(),
-    });
-    print(&format!("{json}\n"))
 }

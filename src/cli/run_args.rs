@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use croprow::config::{Device, Precision, Stale};
-use croprow::recipe::{CropFit, Keep, Labels, Nms, OnEmpty, Truncated};
+use croprow::config::{CudnnSearch, Device, Precision, Stale, Vram};
+use croprow::recipe::{CropFit, Decode, Keep, Labels, Nms, OnEmpty, Truncated};
 
 use super::parse::{self, OrAuto, PathOrNone, TextOrNone};
 
@@ -63,15 +63,35 @@ pub(crate) struct RunArgs {
     /// Write every region as JPEG below this folder
     #[arg(long, value_name = "DIR|none", value_parser = parse::path_or_none)]
     pub(crate) crops: Option<PathOrNone>,
-    /// Images in one call of a model [default: 4]
-    #[arg(long, value_parser = parse::count)]
-    pub(crate) batch: Option<u64>,
+    /// Decode JPEGs no larger than gives the results of the full size, or at full size [default: scaled]
+    #[arg(long)]
+    pub(crate) decode: Option<DecodeFlag>,
+    /// Images in one call of a model, or auto: what measurement finds best [default: auto]
+    #[arg(long, value_name = "N|auto", value_parser = parse::count_or_auto)]
+    pub(crate) batch: Option<OrAuto>,
     /// Threads that compute, or auto: as many as there are cores [default: auto]
     #[arg(long, value_name = "N|auto", value_parser = parse::count_or_auto)]
     pub(crate) threads: Option<OrAuto>,
     /// Host memory for images in flight, as 4GiB, or auto: half of what is free [default: auto]
     #[arg(long, value_name = "SIZE|auto", value_parser = parse::size_or_auto)]
     pub(crate) memory: Option<OrAuto>,
+    /// GPU memory for sessions, as 6GiB or 80% [default: 80%]
+    #[arg(long, value_name = "SIZE|SHARE%", value_parser = parse::vram)]
+    pub(crate) vram: Option<Vram>,
+    /// First all detections, then all embeddings: one model in memory at a time. By itself where both do not fit
+    /// [default: auto]
+    #[arg(long, value_name = "yes|auto", num_args = 0..=1, default_missing_value = "yes")]
+    pub(crate) staged: Option<StagedFlag>,
+    /// How cuDNN finds convolution algorithms: by rules, by trying all (slow for each new shape), its default
+    /// [default: heuristic]
+    #[arg(long)]
+    pub(crate) cudnn_search: Option<CudnnSearchFlag>,
+    /// Workspace of convolutions: small is 32 MiB, max what is fastest [default: small]
+    #[arg(long)]
+    pub(crate) cudnn_workspace: Option<CudnnWorkspaceFlag>,
+    /// Write measurements to this file each second, as JSON lines; not remembered
+    #[arg(long, value_name = "FILE")]
+    pub(crate) metrics: Option<PathBuf>,
     /// Finished rows that another model or other settings made: leave them, or do them again
     #[arg(long)]
     pub(crate) stale: Option<StaleFlag>,
@@ -132,6 +152,12 @@ flag!(PrecisionFlag => Precision {
     Uint8 = Precision::Uint8, Quantized = Precision::Quantized, Q4 = Precision::Q4, Q4f16 = Precision::Q4f16,
     Bnb4 = Precision::Bnb4,
 });
+flag!(DecodeFlag => Decode { Scaled = Decode::Scaled, Exact = Decode::Exact });
+flag!(StagedFlag => bool { Yes = true, Auto = false });
+flag!(CudnnSearchFlag => CudnnSearch {
+    Heuristic = CudnnSearch::Heuristic, Exhaustive = CudnnSearch::Exhaustive, Default = CudnnSearch::Default,
+});
+flag!(CudnnWorkspaceFlag => bool { Small = false, Max = true });
 flag!(TruncatedFlag => Truncated { Fail = Truncated::Fail, Use = Truncated::Use });
 flag!(StaleFlag => Stale { Keep = Stale::Keep, Redo = Stale::Redo });
 flag!(CropFitFlag => Option<CropFit> {

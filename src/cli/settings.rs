@@ -4,13 +4,15 @@
 use std::path::{Path, PathBuf};
 
 use croprow::config::{
-    DecodeConfig, DetectConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision, RunConfig, Stale,
+    Batch, CudnnSearch, DecodeConfig, DetectConfig, Device, EmbedConfig, GpuConfig, MAX_PIXELS_DEFAULT, Precision,
+    RunConfig, Stale, Vram,
 };
 use croprow::error::Error;
 use croprow::model::{device, files, library};
-use croprow::recipe::{CropFit, Keep, Labels, Nms, OnEmpty, Selection, Truncated};
+use croprow::recipe::{CropFit, Decode, Keep, Labels, Nms, OnEmpty, Selection, Truncated};
 use serde::{Deserialize, Serialize};
 
+use super::memory;
 use super::run_args::{RunArgs, SelectionArgs};
 
 /// Score that a box needs, where nothing else is said.
@@ -28,8 +30,8 @@ const MIN_BOX_PX: f32 = 1.0;
 /// Overlap from which two boxes of a class are one object, where nothing else is said.
 const NMS_IOU: f32 = 0.45;
 
-/// Images in one call of a session, where nothing else is said. On the CPU larger batches gain nothing.
-const BATCH: usize = 4;
+/// GPU memory for sessions, where nothing else is said: the rest is for the display and other programs.
+const VRAM: Vram = Vram::Share(0.8);
 
 /// More images in one call are a mistake: their tensors alone would take gigabytes.
 const BATCH_MOST: usize = 4096;
@@ -65,7 +67,13 @@ pub(crate) struct Settings {
     pub(crate) crop_fit: Option<CropFit>,
     pub(crate) normalize: Option<bool>,
     pub(crate) crops: Option<PathBuf>,
-    pub(crate) batch: usize,
+    /// Not `batch`, which was a number once.
+    pub(crate) batch_size: Batch,
+    /// Databases from before this setting were worked on at full size, and stay so.
+    #[serde(default = "exact")]
+    pub(crate) decode: Decode,
+    pub(crate) gpu: GpuConfig,
+    pub(crate) staged: bool,
     /// `None`: as many as this machine has cores.
     pub(crate) threads: Option<usize>,
     /// `None`: half of what is free at the start.
@@ -99,7 +107,10 @@ impl Default for Settings {
             crop_fit: None,
             normalize: None,
             crops: None,
-            batch: BATCH,
+            batch_size: Batch::Auto,
+            decode: Decode::Scaled,
+            gpu: GpuConfig { vram: VRAM, cudnn_search: CudnnSearch::Heuristic, cudnn_max_workspace: false },
+            staged: false,
             threads: None,
             memory_bytes: None,
             stale: None,
@@ -135,7 +146,14 @@ impl Settings {
             crop_fit: args.crop_fit.map_or(self.crop_fit, Into::into),
             normalize: args.normalize.map_or(self.normalize, Into::into),
             crops: args.crops.clone().map_or(self.crops, |path| path.0),
-            batch: args.batch.map_or(self.batch, |n| n as usize),
+            batch_size: args.batch.map_or(self.batch_size, |n| n.0.map_or(Batch::Auto, |n| Batch::Fixed(n as usize))),
+            decode: args.decode.map_or(self.decode, Into::into),
+            gpu: GpuConfig {
+                vram: args.vram.unwrap_or(self.gpu.vram),
+                cudnn_search: args.cudnn_search.map_or(self.gpu.cudnn_search, Into::into),
+                cudnn_max_workspace: args.cudnn_workspace.map_or(self.gpu.cudnn_max_workspace, Into::into),
+            },
+            staged: args.staged.map_or(self.staged, Into::into),
             threads: args.threads.map_or(self.threads, |n| n.0.map(|n| n as usize)),
             memory_bytes: args.memory.map_or(self.memory_bytes, |size| size.0),
             stale: args.stale.map(Into::into).or(self.stale),
@@ -179,7 +197,7 @@ impl Settings {
     }
 
     /// Everything resolved for this machine.
-    pub(crate) fn resolve(&self, limit: Option<u64>) -> Result<RunConfig, Error> {
+    pub(crate) fn resolve(&self, limit: Option<u64>, metrics: Option<PathBuf>) -> Result<RunConfig, Error> {
         if self.detector.is_none() && self.embedder.is_none() {
             return Err(Error::Usage(
                 "nothing to run: give --detector MODEL, --embedder MODEL, or both (a folder or an .onnx file)".into(),
@@ -192,11 +210,16 @@ impl Settings {
             )));
         }
         let threads = self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        for (flag, value, most) in [("--threads", threads, THREADS_MOST), ("--batch", self.batch, BATCH_MOST)] {
+        let batch = match self.batch_size {
+            Batch::Auto => 1,
+            Batch::Fixed(images) => images,
+        };
+        for (flag, value, most) in [("--threads", threads, THREADS_MOST), ("--batch", batch, BATCH_MOST)] {
             if !(1..=most).contains(&value) {
                 return Err(Error::Usage(format!("{flag} {value}: give 1 to {most}")));
             }
         }
+        let half_of_free = || memory::free_bytes().map(|free| free / 2);
         let precision = |model: &Option<PathBuf>| self.precision_of(model.as_deref(), threads);
         let (detect_precision, embed_precision) = (precision(&self.detector)?, precision(&self.embedder)?);
         Ok(RunConfig {
@@ -214,14 +237,21 @@ impl Settings {
                 crop_fit: self.crop_fit,
                 normalize: self.normalize,
             }),
-            decode: DecodeConfig { max_pixels: self.max_pixels, truncated: self.truncated },
+            decode: DecodeConfig { max_pixels: self.max_pixels, truncated: self.truncated, mode: self.decode },
             crops: self.crops.clone(),
             limit,
             threads,
-            batch: self.batch,
-            memory_bytes: self.memory_bytes.or_else(half_of_free_bytes).unwrap_or(MEMORY_FALLBACK_BYTES),
+            batch: self.batch_size,
+            memory_bytes: self.memory_bytes.or_else(half_of_free).unwrap_or(MEMORY_FALLBACK_BYTES),
+            gpu: self.gpu,
+            staged: self.staged,
+            metrics,
         })
     }
+}
+
+fn exact() -> Decode {
+    Decode::Exact
 }
 
 impl Settings {
@@ -230,19 +260,8 @@ impl Settings {
     fn precision_of(&self, model: Option<&Path>, threads: usize) -> Result<Precision, Error> {
         let open = self.precision == Precision::Auto && model.is_some_and(files::depends_on_device);
         let runtime = || library::load(self.runtime.as_deref(), self.device, threads);
-        Ok(if open && device::is_cuda(self.device, runtime)? { Precision::Fp16 } else { self.precision })
+        Ok(if open && device::is_cuda(self.device, &self.gpu, runtime)? { Precision::Fp16 } else { self.precision })
     }
-}
-
-/// Half of `MemAvailable`, or of what the control group leaves, where that is less.
-fn half_of_free_bytes() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    let available = line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? << 10;
-    let number =
-        |file: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse::<u64>().ok();
-    let group = number("memory.max").map(|max| max.saturating_sub(number("memory.current").unwrap_or(0)));
-    Some(group.unwrap_or(u64::MAX).min(available) / 2)
 }
 
 #[cfg(test)]
@@ -263,18 +282,22 @@ mod tests {
     #[test]
     fn a_restart_without_flags_has_the_settings_of_the_last_run() {
         let line = "run x.db --detector /m/a.onnx --embedder /m/b --device cpu --box-threshold 0.5 --keep 3 --on-empty whole \
-                    --truncated use --max-pixels 1000 --crop-fit pad --normalize yes --crops /c --batch 2 --threads 1 --memory 1GiB";
+                    --truncated use --max-pixels 1000 --crop-fit pad --normalize yes --crops /c --batch 2 --threads 1 --memory 1GiB --vram 6GiB --decode exact --staged \
+                    --cudnn-search exhaustive --cudnn-workspace max";
         let first = Settings::default().overridden_by(&args(line));
         let json = serde_json::to_string(&first).unwrap();
         let second = Settings::remembered(Some(&json)).unwrap().overridden_by(&args("run x.db"));
         assert_eq!(second, first);
-        let third = second.overridden_by(&args("run x.db --detector none --crop-fit model --crops none"));
+        let third = second
+            .overridden_by(&args("run x.db --detector none --crop-fit model --crops none --batch auto --staged auto"));
         assert_eq!((third.detector, third.crop_fit, third.crops), (None, None, None));
+        assert_eq!((third.batch_size, third.staged), (Batch::Auto, false));
     }
 
     #[test]
     fn settings_of_an_older_database_are_understood() {
-        let settings = Settings::remembered(Some(r#"{"embedder": "/m/b", "gone": 1}"#)).unwrap();
-        assert_eq!((settings.embedder, settings.batch), (Some(PathBuf::from("/m/b")), BATCH));
+        let settings = Settings::remembered(Some(r#"{"embedder": "/m/b", "gone": 1, "batch": 4}"#)).unwrap();
+        assert_eq!((settings.embedder, settings.batch_size), (Some(PathBuf::from("/m/b")), Batch::Auto));
+        assert_eq!((settings.decode, Settings::default().decode), (Decode::Exact, Decode::Scaled));
     }
 }

@@ -4,7 +4,7 @@ use rusqlite::params;
 
 use super::{Db, SqlPath};
 use crate::error::Error;
-use crate::geometry::BoxPx;
+use crate::geometry::{BoxPx, Scale};
 use crate::row::{Claim, FileStamp, ImageId, Region, Stage, Token};
 
 /// `runs.id`.
@@ -39,14 +39,14 @@ fn claim_sql(stage: Stage) -> &'static str {
              WHERE id IN (SELECT id FROM images WHERE detect_state = 'pending' AND detect_state <> 'done' AND id > ?3
                           ORDER BY id LIMIT ?4)
                AND EXISTS (SELECT 1 FROM runs WHERE id = ?1 AND ended_at IS NULL)
-             RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state"
+             RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state, decode_denominator"
         }
         Stage::Embed => {
             "UPDATE images SET embed_state = 'running', run_id = ?1, token = ?2, embed_attempts = embed_attempts + 1
              WHERE id IN (SELECT id FROM images WHERE embed_state = 'pending' AND embed_state <> 'done' AND id > ?3
                           ORDER BY id LIMIT ?4)
                AND EXISTS (SELECT 1 FROM runs WHERE id = ?1 AND ended_at IS NULL)
-             RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state"
+             RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state, decode_denominator"
         }
     }
 }
@@ -77,6 +77,7 @@ impl Db {
                     path: r.get::<_, SqlPath>(1)?.0,
                     prompt: r.get(2)?,
                     seen: stamp.map(|(size_bytes, mtime_ns)| FileStamp { size_bytes, mtime_ns }),
+                    scale: r.get::<_, Option<u32>>(6)?.and_then(Scale::from_denominator),
                     regions: None,
                 };
                 Ok((claim, r.get::<_, Option<String>>(5)?.as_deref() == Some("done")))

@@ -70,7 +70,11 @@ fn store(
             }
             committed.detected += u64::from(finished.stage == Stage::Detect);
             committed.embedded += u64::from(embed.is_some());
-            if matches!(embed, Some(Err(_))) { committed.failed += 1 } else { committed.done += 1 }
+            match embed_state(regions, embed.as_ref(), in_force) {
+                Some(State::Failed) => committed.failed += 1,
+                Some(State::Pending) => {}
+                _ => committed.done += 1,
+            }
         }
         Outcome::Failed(error) => {
             store_failed(tx, finished, error, in_force)?;
@@ -86,6 +90,17 @@ fn store(
         }
     }
     Ok(())
+}
+
+/// `embed_state` after an outcome. Where `embed` did not run although an embedder is in force, its turn comes now;
+/// without regions it has nothing to do.
+fn embed_state(regions: &[Region], embed: Option<&Result<(), RowError>>, in_force: InForce) -> Option<State> {
+    match (embed, in_force.embed) {
+        (Some(Ok(())), _) => Some(State::Done),
+        (Some(Err(_)), _) => Some(State::Failed),
+        (None, Some(_)) => Some(if regions.is_empty() { State::Done } else { State::Pending }),
+        (None, None) => None,
+    }
 }
 
 /// What an image has from before.
@@ -117,7 +132,7 @@ macro_rules! end_of_row {
         concat!(
             "UPDATE images SET
                 detect_state = iif(?2, 'done', detect_state), detect_recipe_id = iif(?2, ?3, detect_recipe_id),
-                embed_state = ?4, embed_recipe_id = ?5, embed_attempts = embed_attempts + (?2 AND ?4 IS NOT NULL),
+                embed_state = ?4, embed_recipe_id = ?5, embed_attempts = embed_attempts + (?2 AND ?4 IS NOT NULL AND ?4 <> 'pending'),
                 embed_code = ?6, embed_message = ?7, run_id = NULL, token = NULL, done_at = ?8",
             $facts,
             " WHERE id = ?1"
@@ -127,7 +142,8 @@ macro_rules! end_of_row {
 const END: &str = end_of_row!("");
 const END_WITH_FACTS: &str = end_of_row!(
     ", file_size_bytes = ?9, file_mtime_ns = ?10, format = ?11, width_px = ?12, height_px = ?13, stored_width_px = ?14,
-     stored_height_px = ?15, orientation = ?16, orientation_source = ?17, components = ?18, truncated = ?19"
+     stored_height_px = ?15, orientation = ?16, orientation_source = ?17, components = ?18, truncated = ?19,
+     decode_denominator = ?20"
 );
 
 fn store_done(
@@ -139,12 +155,13 @@ fn store_done(
     in_force: InForce,
 ) -> Result<(), Error> {
     let detected = finished.stage == Stage::Detect;
-    let embed_state = embed.map(|end| if end.is_ok() { State::Done } else { State::Failed }.word());
-    let recipe = if matches!(embed, Some(Ok(()))) { in_force.embed } else { None };
+    let state = embed_state(regions, embed, in_force);
+    let recipe = in_force.embed.filter(|_| state == Some(State::Done));
     let (detect_recipe, embed_recipe) = (in_force.detect.map(|r| r.0), recipe.map(|r| r.0));
+    let embed_state = state.map(State::word);
     let error = embed.and_then(|end| end.as_ref().err());
     let (code, message) = (error.map(|e| e.code.word()), error.map(|e| &e.message));
-    let done_at = error.is_none().then(now);
+    let done_at = (error.is_none() && state != Some(State::Pending)).then(now);
     let id = finished.id.0;
     match &finished.facts {
         None => tx.prepare_cached(END)?.execute(params![
@@ -177,6 +194,7 @@ fn store_done(
             facts.orientation_source,
             facts.components,
             facts.truncated,
+            facts.scale.denominator(),
         ])?,
     };
     let is_other_file = finished.facts.as_ref().is_some_and(|f| standing.stamp.is_some_and(|seen| seen != f.stamp));
@@ -284,7 +302,7 @@ fn store_facts(tx: &Transaction<'_>, id: ImageId, facts: &ImageFacts) -> Result<
     tx.prepare_cached(
         "UPDATE images SET file_size_bytes = ?2, file_mtime_ns = ?3, format = ?4, width_px = ?5, height_px = ?6,
                 stored_width_px = ?7, stored_height_px = ?8, orientation = ?9, orientation_source = ?10,
-                components = ?11, truncated = ?12
+                components = ?11, truncated = ?12, decode_denominator = ?13
          WHERE id = ?1",
     )?
     .execute(params![
@@ -300,6 +318,7 @@ fn store_facts(tx: &Transaction<'_>, id: ImageId, facts: &ImageFacts) -> Result<
         facts.orientation_source,
         facts.components,
         facts.truncated,
+        facts.scale.denominator(),
     ])?;
     Ok(())
 }

@@ -96,7 +96,7 @@ pub struct Sample {
     pub detect_per_s: f64,
     /// Images per second through `embed`, lately.
     pub embed_per_s: f64,
-    /// The stage that was busy most of the time.
+    /// The step that was busy most of the time.
     pub slowest: &'static str,
     /// Resident memory of the process.
     pub rss_bytes: u64,
@@ -128,19 +128,19 @@ impl Default for Sample {
     }
 }
 
-/// One line of `stage_samples`: what the threads of a stage did since the sample before. The shares are of the time of
+/// One line of `step_samples`: what the threads of a step did since the sample before. The shares are of the time of
 /// all its threads, 0..=1 each; what they lack of 1 is neither.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StageSample {
+pub struct StepSample {
     /// `read`, `decode`, `detect`, `crop`, `embed` or `commit`, each once in a sample.
-    pub stage: &'static str,
+    pub step: &'static str,
     /// Share in which they worked.
     pub busy: f64,
     /// Share in which they waited for input.
     pub waiting_in: f64,
-    /// Share in which they waited for the next stage or for budget.
+    /// Share in which they waited for the next step or for memory.
     pub waiting_out: f64,
-    /// Messages that wait for this stage now.
+    /// Messages that wait for this step now.
     pub queued: u64,
 }
 
@@ -187,11 +187,11 @@ impl Db {
         Ok((id, in_force))
     }
 
-    /// Says that the run lives, and how it and its stages go.
+    /// Says that the run lives, and how it and its steps go.
     ///
     /// # Errors
     /// Somebody took this run for dead and its rows with it. Those of the database.
-    pub fn heartbeat(&mut self, run: RunId, sample: &Sample, stages: &[StageSample]) -> Result<(), Error> {
+    pub fn heartbeat(&mut self, run: RunId, sample: &Sample, steps: &[StepSample]) -> Result<(), Error> {
         let at = now();
         let tx = self.write()?;
         let open = tx
@@ -221,19 +221,19 @@ impl Db {
             sample.padding,
             sample.decode_scale,
         ])?;
-        for stage in stages {
+        for step in steps {
             tx.prepare_cached(
-                "INSERT OR REPLACE INTO stage_samples (run_id, at, stage, busy, waiting_in, waiting_out, queued)
+                "INSERT OR REPLACE INTO step_samples (run_id, at, step, busy, waiting_in, waiting_out, queued)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
             )?
             .execute(params![
                 run.0,
                 at,
-                stage.stage,
-                stage.busy,
-                stage.waiting_in,
-                stage.waiting_out,
-                stage.queued
+                step.step,
+                step.busy,
+                step.waiting_in,
+                step.waiting_out,
+                step.queued
             ])?;
         }
         Ok(tx.commit()?)
@@ -307,7 +307,7 @@ impl Db {
     }
 }
 
-/// Keeps the last `kept` samples of a run, and the lines of its stages beside them.
+/// Keeps the last `kept` samples of a run, and the lines of its steps beside them.
 fn thin_out(conn: &Connection, run: RunId, kept: i64) -> Result<(), Error> {
     let oldest: Option<f64> = conn
         .query_row(
@@ -318,7 +318,7 @@ fn thin_out(conn: &Connection, run: RunId, kept: i64) -> Result<(), Error> {
         .optional()?;
     if let Some(oldest) = oldest {
         conn.execute("DELETE FROM samples WHERE run_id = ?1 AND at < ?2", params![run.0, oldest])?;
-        conn.execute("DELETE FROM stage_samples WHERE run_id = ?1 AND at < ?2", params![run.0, oldest])?;
+        conn.execute("DELETE FROM step_samples WHERE run_id = ?1 AND at < ?2", params![run.0, oldest])?;
     }
     Ok(())
 }
@@ -373,15 +373,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_latest_samples_are_kept_with_those_of_their_stages() {
+    fn the_latest_samples_are_kept_with_those_of_their_steps() {
         let folder = tempfile::tempdir().unwrap();
         let mut db = Db::open_or_create(&folder.path().join("photos.db")).unwrap();
         let new = NewRun { device: "cpu", device_note: None, runtime: "", settings: "{}", detect: None, embed: None };
         let (run, _) = db.begin_run(&new).unwrap();
-        let stage = |stage| StageSample { stage, busy: 0.5, waiting_in: 0.25, waiting_out: 0.25, queued: 3 };
+        let step = |step| StepSample { step, busy: 0.5, waiting_in: 0.25, waiting_out: 0.25, queued: 3 };
         for done in 0..7 {
             let sample = Sample { done, ..Sample::default() };
-            db.heartbeat(run, &sample, &[stage("decode"), stage("commit")]).unwrap();
+            db.heartbeat(run, &sample, &[step("decode"), step("commit")]).unwrap();
         }
         let count = |db: &Db, sql: &str| db.conn.query_row(sql, [], |r| r.get::<_, i64>(0)).unwrap();
         thin_out(&db.conn, run, 7).unwrap();
@@ -389,7 +389,7 @@ mod tests {
         thin_out(&db.conn, run, 3).unwrap();
         assert_eq!(count(&db, "SELECT count(*) FROM samples"), 3);
         assert_eq!(count(&db, "SELECT min(done) FROM samples"), 4);
-        assert_eq!(count(&db, "SELECT count(*) FROM stage_samples"), 6);
-        assert_eq!(count(&db, "SELECT count(DISTINCT at) FROM stage_samples JOIN samples USING (run_id, at)"), 3);
+        assert_eq!(count(&db, "SELECT count(*) FROM step_samples"), 6);
+        assert_eq!(count(&db, "SELECT count(DISTINCT at) FROM step_samples JOIN samples USING (run_id, at)"), 3);
     }
 }

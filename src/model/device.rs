@@ -9,7 +9,7 @@ use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
 
 use super::elf;
 use super::library::{self, Runtime};
-use crate::config::Device;
+use crate::config::{CudnnSearch, Device, GpuConfig};
 use crate::error::Error;
 
 /// One of these is there where an NVIDIA driver is loaded; the last is WSL's.
@@ -28,18 +28,51 @@ pub struct EffectiveDevice {
     pub word: String,
     /// Why it is not the one that would be faster. One line, to be logged by the caller.
     pub note: Option<String>,
-    /// Number of the CUDA device; `None` is the CPU.
-    pub(super) cuda: Option<u32>,
+    /// `None` is the CPU.
+    cuda: Option<Cuda>,
+    /// Threads of a session on the host that does not share the pool of all others.
+    own_threads: Option<usize>,
+}
+
+/// How sessions use a CUDA device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cuda {
+    number: u32,
+    search: CudnnSearch,
+    max_workspace: bool,
+    /// Most that the arena of a session may grow to.
+    arena_bytes: Option<u64>,
 }
 
 impl EffectiveDevice {
     /// The CPU.
     pub fn cpu(note: Option<String>) -> Self {
-        Self { word: "cpu".to_owned(), note, cuda: None }
+        Self { word: "cpu".to_owned(), note, cuda: None, own_threads: None }
     }
 
-    fn cuda(number: u32) -> Self {
-        Self { word: format!("cuda:{number}"), note: None, cuda: Some(number) }
+    fn cuda(number: u32, gpu: &GpuConfig) -> Self {
+        let cuda = Cuda { number, search: gpu.cudnn_search, max_workspace: gpu.cudnn_max_workspace, arena_bytes: None };
+        Self { word: format!("cuda:{number}"), note: None, cuda: Some(cuda), own_threads: None }
+    }
+
+    /// The same for sessions whose arena may grow to `arena_bytes`. Nothing changes on the CPU.
+    pub(super) fn with_arena(&self, arena_bytes: Option<u64>) -> Self {
+        Self { cuda: self.cuda.map(|cuda| Cuda { arena_bytes, ..cuda }), ..self.clone() }
+    }
+
+    /// The same for sessions that compute with so many threads of their own; `None` for the pool that all share.
+    pub(super) fn with_own_threads(&self, own_threads: Option<usize>) -> Self {
+        Self { own_threads, ..self.clone() }
+    }
+
+    /// Number of the CUDA device.
+    pub fn cuda_number(&self) -> Option<u32> {
+        self.cuda.map(|cuda| cuda.number)
+    }
+
+    /// The arena of its sessions, in the words of the runtime's run options.
+    pub(super) fn arena_word(&self) -> String {
+        self.cuda.map_or_else(|| "cpu:0".to_owned(), |cuda| format!("gpu:{}", cuda.number))
     }
 
     /// True for a CUDA device, which is faster with fp16.
@@ -52,18 +85,22 @@ impl EffectiveDevice {
 ///
 /// # Errors
 /// A CUDA device was asked for and cannot be had; the message names what is missing.
-pub fn choose(runtime: &Runtime, wanted: Device) -> Result<EffectiveDevice, Error> {
+pub fn choose(runtime: &Runtime, wanted: Device, gpu: &GpuConfig) -> Result<EffectiveDevice, Error> {
+    let cuda = |number| EffectiveDevice::cuda(number, gpu);
     match wanted {
         Device::Cpu => Ok(EffectiveDevice::cpu(None)),
-        Device::Cuda(number) => match try_cuda(runtime, number) {
-            Ok(()) => Ok(EffectiveDevice::cuda(number)),
+        Device::Cuda(number) => match try_cuda(runtime, &cuda(number)) {
+            Ok(()) => Ok(cuda(number)),
             Err(why) => Err(Error::StartUp(format!("cuda:{number} cannot be used: {why}"))),
         },
         Device::Auto => {
-            let outcome =
-                if has_driver() { try_cuda(runtime, 0) } else { Err("no NVIDIA driver on this machine".to_owned()) };
+            let outcome = if has_driver() {
+                try_cuda(runtime, &cuda(0))
+            } else {
+                Err("no NVIDIA driver on this machine".to_owned())
+            };
             Ok(match outcome {
-                Ok(()) => EffectiveDevice::cuda(0),
+                Ok(()) => cuda(0),
                 Err(why) => EffectiveDevice::cpu(Some(format!("using the CPU, many times slower than a GPU: {why}"))),
             })
         }
@@ -75,11 +112,15 @@ pub fn choose(runtime: &Runtime, wanted: Device) -> Result<EffectiveDevice, Erro
 ///
 /// # Errors
 /// The runtime library cannot be had.
-pub fn is_cuda(wanted: Device, runtime: impl FnOnce() -> Result<Runtime, Error>) -> Result<bool, Error> {
+pub fn is_cuda(
+    wanted: Device,
+    gpu: &GpuConfig,
+    runtime: impl FnOnce() -> Result<Runtime, Error>,
+) -> Result<bool, Error> {
     match wanted {
         Device::Cpu => Ok(false),
         Device::Cuda(_) => Ok(true),
-        Device::Auto if has_driver() => Ok(choose(&runtime()?, wanted)?.is_cuda()),
+        Device::Auto if has_driver() => Ok(choose(&runtime()?, wanted, gpu)?.is_cuda()),
         Device::Auto => Ok(false),
     }
 }
@@ -90,8 +131,18 @@ pub(super) fn builder(runtime: &Runtime, device: &EffectiveDevice) -> ort::Resul
     let builder = Session::builder(&runtime.env)?.with_memory_pattern(false)?.with_log_level(library::level())?;
     match device.cuda {
         // Said aloud, because the default policy may choose a device of its own.
-        None => Ok(builder.with_auto_device(AutoDevicePolicy::PreferCPU)?),
-        Some(number) => Ok(builder.with_execution_providers([provider(number)])?),
+        None => {
+            let builder = builder.with_auto_device(AutoDevicePolicy::PreferCPU)?;
+            match device.own_threads {
+                None => Ok(builder),
+                Some(threads) => Ok(builder
+                    .with_independent_thread_pool()?
+                    .with_intra_threads(threads)?
+                    .with_intra_op_spinning(false)?),
+            }
+        }
+        // Weights outside the arena: inside, they pin its regions, and it can never shrink.
+        Some(cuda) => Ok(builder.with_device_allocated_initializers()?.with_execution_providers([provider(cuda)])?),
     }
 }
 
@@ -99,7 +150,7 @@ fn has_driver() -> bool {
     DRIVER_SIGNS.iter().any(|sign| Path::new(sign).exists())
 }
 
-fn try_cuda(runtime: &Runtime, number: u32) -> Result<(), String> {
+fn try_cuda(runtime: &Runtime, device: &EffectiveDevice) -> Result<(), String> {
     for name in PROVIDER_LIBRARIES {
         let path = runtime.path.with_file_name(name);
         if path.is_file() && elf::is_cut_short(&path).unwrap_or(false) {
@@ -110,7 +161,7 @@ fn try_cuda(runtime: &Runtime, number: u32) -> Result<(), String> {
         }
     }
     preload_neighbours(&runtime.path);
-    let opened = builder(runtime, &EffectiveDevice::cuda(number)).and_then(|mut b| b.commit_from_memory(PROBE));
+    let opened = builder(runtime, device).and_then(|mut b| b.commit_from_memory(PROBE));
     match opened {
         Ok(_) => Ok(()),
         Err(error) => Err(explain(error.message(), &runtime.path)),
@@ -130,16 +181,26 @@ fn preload_neighbours(library: &Path) {
 }
 
 /// The provider's settings. Memory grows by what is asked for, so that it plateaus; convolution algorithms come
-/// from cuDNN's heuristics, because the exhaustive search costs up to a second for each new batch size; no
-/// TF32, so that results equal the CPU's within the tolerances of a recipe.
-pub(super) fn provider(number: u32) -> ExecutionProviderDispatch {
-    ep::CUDA::default()
-        .with_device_id(i32::try_from(number).unwrap_or(i32::MAX))
+/// from cuDNN's heuristics unless told otherwise, because the exhaustive search costs up to a second for each new
+/// batch size; no TF32, so that results equal the CPU's within the tolerances of a recipe.
+fn provider(cuda: Cuda) -> ExecutionProviderDispatch {
+    let search = match cuda.search {
+        CudnnSearch::Heuristic => ep::cuda::ConvAlgorithmSearch::Heuristic,
+        CudnnSearch::Exhaustive => ep::cuda::ConvAlgorithmSearch::Exhaustive,
+        CudnnSearch::Default => ep::cuda::ConvAlgorithmSearch::Default,
+    };
+    let provider = ep::CUDA::default()
+        .with_device_id(i32::try_from(cuda.number).unwrap_or(i32::MAX))
         .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested)
-        .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic)
-        .with_tf32(false)
-        .build()
-        .error_on_failure()
+        .with_conv_algorithm_search(search)
+        .with_conv_max_workspace(cuda.max_workspace)
+        .with_tf32(false);
+    match cuda.arena_bytes {
+        Some(bytes) => provider.with_memory_limit(usize::try_from(bytes).unwrap_or(usize::MAX)),
+        None => provider,
+    }
+    .build()
+    .error_on_failure()
 }
 
 /// The cause of a CUDA provider that does not start, from the runtime's words.

@@ -23,6 +23,9 @@ use crate::row::{RowCode, RowError};
 /// Goes into the recipe; raised when the same graph and image give other vectors than before.
 pub const ADAPTER_VERSION: u32 = 2;
 
+/// Smaller patches are the stem of a convolutional or windowed network, as of ConvNeXt and Swin.
+const PATCH_LEAST_PX: usize = 8;
+
 /// An embedder that is loaded.
 pub struct VectorModel {
     graph: Graph,
@@ -31,6 +34,7 @@ pub struct VectorModel {
     reading: Reading,
     dim: usize,
     normalize: bool,
+    has_patches: bool,
 }
 
 impl VectorModel {
@@ -65,7 +69,8 @@ impl VectorModel {
         let extra = |images: usize, size: Size| constants.feeds(images, size);
         let note = graph.settle_batch(input.size, reading.output, &extra)?;
         let normalize = config.normalize.or(card.embedder.normalize).unwrap_or(false);
-        Ok((Self { graph, input, constants, reading, dim, normalize }, note))
+        let has_patches = config_of_hub.patch_px.is_some_and(|px| px >= PATCH_LEAST_PX);
+        Ok((Self { graph, input, constants, reading, dim, normalize, has_patches }, note))
     }
 }
 
@@ -84,6 +89,10 @@ impl VectorModel {
 impl Embedder for VectorModel {
     fn dim(&self) -> usize {
         self.dim
+    }
+
+    fn has_patches(&self) -> bool {
+        self.has_patches
     }
 
     fn embed(&mut self, batch: &Array4<f32>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError> {

@@ -49,6 +49,12 @@ impl ModelFiles {
         self.companions.iter().map(PathBuf::as_path).find(|p| p.file_name().is_some_and(|n| n == name))
     }
 
+    /// Size of the graph with its external weights: at least that much memory is taken by a session.
+    pub fn weights_bytes(&self) -> u64 {
+        let files = std::iter::once(&self.onnx).chain(&self.weights);
+        files.filter_map(|path| path.metadata().ok()).map(|m| m.len()).sum()
+    }
+
     /// Outputs of the original model, where they lie beside the graph or, in a hub's folder, above it.
     pub fn reference(&self) -> Option<PathBuf> {
         let folder = self.onnx.parent()?;

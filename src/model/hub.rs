@@ -20,6 +20,8 @@ pub(super) struct HubConfig {
     pub max_text_tokens: Option<usize>,
     /// `num_register_tokens` of DINOv2 and DINOv3.
     pub register_tokens: Option<usize>,
+    /// `patch_size`, of a composite model its vision part's.
+    pub patch_px: Option<usize>,
 }
 
 impl HubConfig {
@@ -44,6 +46,8 @@ impl HubConfig {
             labels: labels(&config["id2label"])?,
             max_text_tokens: count("max_text_len"),
             register_tokens: count("num_register_tokens"),
+            patch_px: count("patch_size")
+                .or_else(|| config["vision_config"]["patch_size"].as_u64().and_then(|n| usize::try_from(n).ok())),
         })
     }
 }

@@ -18,10 +18,21 @@ use crate::geometry::Size;
 /// have a fixed one inside.
 const BATCH_TRIAL: usize = 2;
 
+/// `kOrtRunOptionsConfigEnableMemoryArenaShrinkage`. It works as an option of a call; as one of the session it does
+/// nothing.
+const ARENA_SHRINKAGE: &str = "memory.enable_memory_arena_shrinkage";
+
 /// A graph that is loaded.
 pub(super) struct Graph {
-    session: Session,
+    /// `None` only while it is opened anew.
+    session: Option<Session>,
+    runtime: Runtime,
+    device: EffectiveDevice,
     options: Arc<RunOptions>,
+    /// The same, and the arena gives back what it does not use when the call ends.
+    thrifty: Arc<RunOptions>,
+    /// The next call is thrifty.
+    memory_is_short: bool,
     path: PathBuf,
     /// Its inputs, in the graph's order.
     pub inputs: Vec<Port>,
@@ -53,18 +64,45 @@ impl Graph {
         device: &EffectiveDevice,
         image_name: Option<&str>,
     ) -> Result<Self, Error> {
-        let refused = |e: &ort::Error| {
-            Error::StartUp(format!("model {}: {}", path.display(), failure::explain_load(e.message())))
-        };
-        let mut builder = builder(runtime, device).map_err(|e| refused(&e))?;
-        let session = builder.commit_from_file(path).map_err(|e| refused(&e))?;
+        let refused = |e: &ort::Error| refused_load(path, e);
+        let session = open_session(path, runtime, device)?;
         let options = Arc::new(RunOptions::new().map_err(|e| refused(&e))?);
+        let mut thrifty = RunOptions::new().map_err(|e| refused(&e))?;
+        thrifty.set(ARENA_SHRINKAGE, device.arena_word()).map_err(|e| refused(&e))?;
         let (inputs, outputs) = (port::inputs_of(&session), port::outputs_of(&session));
         let image = ImagePort::find(&inputs, image_name).map_err(|why| {
             Error::StartUp(format!("model {}: {why}; its inputs: {}", path.display(), port::describe(&inputs)))
         })?;
         let fixed_batch = image.batch;
-        Ok(Self { session, options, path: path.to_path_buf(), inputs, image, outputs, fixed_batch })
+        Ok(Self {
+            session: Some(session),
+            runtime: runtime.clone(),
+            device: device.clone(),
+            options,
+            thrifty: Arc::new(thrifty),
+            memory_is_short: false,
+            path: path.to_path_buf(),
+            inputs,
+            image,
+            outputs,
+            fixed_batch,
+        })
+    }
+
+    /// Drops the session, and only then opens another: memory of a session that ran out of it may never come back
+    /// otherwise.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; the graph cannot be called any more.
+    pub(super) fn reopen(&mut self) -> Result<(), Error> {
+        drop(self.session.take());
+        self.session = Some(open_session(&self.path, &self.runtime, &self.device)?);
+        Ok(())
+    }
+
+    /// The next call gives back what its arena holds beyond it.
+    pub(super) fn give_back_memory(&mut self) {
+        self.memory_is_short = true;
     }
 
     /// An error about this graph.
@@ -74,7 +112,7 @@ impl Graph {
 
     /// A value of the graph's metadata.
     pub(super) fn metadata(&self, key: &str) -> Option<String> {
-        self.session.metadata().ok()?.custom(key)
+        self.session.as_ref()?.metadata().ok()?.custom(key)
     }
 
     /// Names, types and shapes of the inputs, for messages.
@@ -99,9 +137,9 @@ impl Graph {
 
     /// Ends the call in flight and all later ones.
     pub(super) fn terminator(&self) -> Terminator {
-        let options = Arc::clone(&self.options);
+        let both = [Arc::clone(&self.options), Arc::clone(&self.thrifty)];
         // Setting the flag fails only for a null pointer.
-        Terminator::new(move || drop(options.terminate()))
+        Terminator::new(move || both.iter().for_each(|options| drop(options.terminate())))
     }
 
     /// The size of the input: what the graph fixes, else `wanted`.
@@ -177,7 +215,8 @@ impl Graph {
         let blank = Array4::<f32>::zeros((images, 3, size.height_px as usize, size.width_px as usize));
         let view = blank.view();
         let feeds = self.feeds(&view, &extra(images, size))?;
-        let given = self.session.run_with_options(feeds, &*self.options).map_err(wrong)?;
+        let session = self.session.as_mut().ok_or_else(closed)?;
+        let given = session.run_with_options(feeds, &*self.options).map_err(wrong)?;
         Ok(given.values().map(|v| v.dtype().tensor_shape().map(|s| s.to_vec()).unwrap_or_default()).collect())
     }
 
@@ -257,7 +296,9 @@ impl Graph {
         read: impl FnOnce(&[ArrayViewD<'_, f32>]) -> T,
     ) -> Result<T, ModelError> {
         let feeds = self.feeds(&batch, feeds)?;
-        let given = self.session.run_with_options(feeds, &*self.options).map_err(wrong)?;
+        let options = if std::mem::take(&mut self.memory_is_short) { &self.thrifty } else { &self.options };
+        let session = self.session.as_mut().ok_or_else(closed)?;
+        let given = session.run_with_options(feeds, &**options).map_err(wrong)?;
         let mut owned: Vec<Option<ArrayD<f32>>> = Vec::new();
         for &output in outputs {
             owned.push(match self.outputs[output].kind {
@@ -276,6 +317,23 @@ impl Graph {
         }
         Ok(read(&views))
     }
+}
+
+fn open_session(path: &Path, runtime: &Runtime, device: &EffectiveDevice) -> Result<Session, Error> {
+    let session = builder(runtime, device).and_then(|mut builder| builder.commit_from_file(path));
+    session.map_err(|e| refused_load(path, &e))
+}
+
+fn refused_load(path: &Path, error: &ort::Error) -> Error {
+    let why = failure::explain_load(error.message());
+    match failure::classify(error.message()) {
+        ModelError::OutOfMemory(_) => Error::OutOfMemory(format!("model {}: {why}", path.display())),
+        _ => Error::StartUp(format!("model {}: {why}", path.display())),
+    }
+}
+
+fn closed() -> ModelError {
+    ModelError::Failed("the session could not be opened anew".to_owned())
 }
 
 fn wrong(error: ort::Error) -> ModelError {

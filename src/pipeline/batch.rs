@@ -1,213 +1,198 @@
-//! Collecting batches from a channel, and what to do when a session refuses one. Pure but for the channel.
+//! Collecting batches from a channel.
 
-use std::ops::Range;
+use std::time::Duration;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use ndarray::Array4;
 
-use crate::error::Error;
+use super::budget::Budget;
+use super::progress::{Progress, Step, Wait};
 use crate::geometry::Size;
-use crate::model::ModelError;
-use crate::row::{RowCode, RowError};
+use crate::row::Stage;
+
+/// How often a session that could work on a partial batch looks whether more is still coming.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// Batches of messages that share a key: tensors of one size need no padding, so that a row's result does not
-/// depend on its neighbours. Full batches go first. When nothing more is there the one that has waited longest
-/// goes as it is, rather than that its device idles.
+/// depend on its neighbours.
+///
+/// A batch goes when it is full. A partial one, the one that has waited longest, goes when its device would idle
+/// otherwise; where the session shares the host's cores with decoding, nothing idles while more images are coming,
+/// so it goes when none are, because nothing is left or the budget admits no more.
 pub struct Batches<'a, T, K> {
     rx: &'a Receiver<T>,
-    size: usize,
+    progress: &'a Progress,
+    budget: &'a Budget,
+    step: Step,
+    stage: Stage,
+    /// False for a GPU, which should never wait.
+    patient: bool,
     key: fn(&T) -> K,
+    /// Called for every message that arrives.
+    arrived: fn(&mut T),
     /// Groups that are not full yet, the oldest first.
     waiting: Vec<(K, Vec<T>)>,
 }
 
 impl<'a, T, K: PartialEq> Batches<'a, T, K> {
-    /// Batches of up to `size` messages with equal keys.
-    pub fn new(rx: &'a Receiver<T>, size: usize, key: fn(&T) -> K) -> Self {
-        Self { rx, size, key, waiting: Vec::new() }
+    /// Batches of messages with equal keys, for the session of `stage`.
+    pub fn new(
+        rx: &'a Receiver<T>,
+        (progress, budget): (&'a Progress, &'a Budget),
+        stage: Stage,
+        patient: bool,
+        key: fn(&T) -> K,
+        arrived: fn(&mut T),
+    ) -> Self {
+        let step = match stage {
+            Stage::Detect => Step::Detect,
+            Stage::Embed => Step::Embed,
+        };
+        Self { rx, progress, budget, step, stage, patient, key, arrived, waiting: Vec::new() }
     }
 
-    /// Puts a message to its like; the group, if that made it full.
-    fn sort_in(&mut self, message: T) -> Option<Vec<T>> {
-        let key = (self.key)(&message);
-        let place = self.waiting.iter().position(|(k, _)| *k == key).unwrap_or_else(|| {
-            self.waiting.push((key, Vec::new()));
-            self.waiting.len() - 1
-        });
-        self.waiting[place].1.push(message);
-        (self.waiting[place].1.len() >= self.size).then(|| self.waiting.remove(place).1)
-    }
-}
-
-impl<T, K: PartialEq> Iterator for Batches<'_, T, K> {
-    type Item = Vec<T>;
-
-    /// Waits where nothing is there at all. `None` when the channel is closed and everything was handed out.
-    fn next(&mut self) -> Option<Vec<T>> {
+    /// The next batch, of up to `size_of` its key. Waits where nothing is there at all. `None` when the channel is closed
+    /// and everything was handed out.
+    pub fn next(&mut self, size_of: impl Fn(&K) -> usize) -> Option<Vec<T>> {
         loop {
-            while let Ok(message) = self.rx.try_recv() {
-                if let Some(full) = self.sort_in(message) {
-                    return Some(full);
-                }
-            }
-            if !self.waiting.is_empty() {
-                return Some(self.waiting.remove(0).1);
-            }
-            let message = self.rx.recv().ok()?;
-            if let Some(full) = self.sort_in(message) {
+            if let Some(full) = self.full(&size_of) {
                 return Some(full);
             }
-        }
-    }
-}
-
-/// Copies flat images of one tensor size into `[rows, 3, height, width]`; rows beyond `images` stay zero.
-pub fn stack<'a>(images: impl Iterator<Item = &'a [f32]>, rows: usize, size: Size) -> Array4<f32> {
-    let mut tensor = Array4::zeros((rows, 3, size.height_px as usize, size.width_px as usize));
-    if let Some(flat) = tensor.as_slice_mut() {
-        for (row, image) in flat.chunks_exact_mut(3 * size.pixels() as usize).zip(images) {
-            row.copy_from_slice(image);
-        }
-    }
-    tensor
-}
-
-/// Images in a row that gave NaN, after which it is the model and not the images.
-const NAN_IN_A_ROW: usize = 8;
-
-/// Tells single images that give NaN from a model that gives nothing else.
-#[derive(Default)]
-pub struct NanWatch(usize);
-
-impl NanWatch {
-    /// Looks at the answers of a batch.
-    ///
-    /// # Errors
-    /// Too many images in a row gave NaN; none of this batch should be marked for it.
-    pub fn look<T>(&mut self, answers: &[Result<T, RowError>]) -> Result<(), Error> {
-        for answer in answers {
-            match answer {
-                Err(error) if error.code == RowCode::NanOutput => self.0 += 1,
-                _ => self.0 = 0,
-            }
-        }
-        if self.0 < NAN_IN_A_ROW {
-            return Ok(());
-        }
-        Err(Error::Model(format!(
-            "{} images in a row gave NaN, infinity or nothing but zeros: take the fp32 model",
-            self.0
-        )))
-    }
-}
-
-/// What a session said of a batch.
-pub enum Answer<T> {
-    /// One answer per image.
-    Given(Vec<Result<T, RowError>>),
-    /// The run is ending; the rows are released.
-    Terminated,
-}
-
-/// Calls `call` on the whole batch; where it is refused, on halves, down to single images. An image that is
-/// refused alone fails with code `model`. Where every image is refused, `healthy` is asked with an input
-/// that cannot be at fault: if that is refused too, it is the model that failed and not the images.
-///
-/// # Errors
-/// The model refuses everything, memory does not suffice for one image, or the device is gone.
-pub fn call_or_split<T>(
-    size: usize,
-    call: &mut dyn FnMut(Range<usize>) -> Result<Vec<Result<T, RowError>>, ModelError>,
-    healthy: &mut dyn FnMut() -> bool,
-) -> Result<Answer<T>, Error> {
-    let mut answers: Vec<Result<T, RowError>> = Vec::with_capacity(size);
-    let mut refused_alone = 0;
-    let mut waiting: Vec<Range<usize>> = std::iter::once(0..size).collect();
-    while let Some(range) = waiting.pop() {
-        match call(range.clone()) {
-            Ok(given) => answers.extend(given),
-            Err(ModelError::Terminated) => return Ok(Answer::Terminated),
-            Err(ModelError::DeviceLost(reason)) => return Err(Error::DeviceLost(reason)),
-            Err(ModelError::OutOfMemory(reason)) if range.len() == 1 => {
-                return Err(Error::Model(format!("not enough memory for a single image: {reason}")));
-            }
-            Err(ModelError::OutOfMemory(_) | ModelError::Failed(_)) if range.len() > 1 => {
-                let middle = range.start + range.len() / 2;
-                log::warn!("a batch of {} was refused, trying halves", range.len());
-                // The first half is on top of the stack, so that answers keep their order.
-                waiting.push(middle..range.end);
-                waiting.push(range.start..middle);
-            }
-            Err(ModelError::OutOfMemory(reason) | ModelError::Failed(reason)) => {
-                refused_alone += 1;
-                answers
-                    .push(Err(RowError::new(RowCode::Model, format!("the model refused this image alone: {reason}"))));
-                if refused_alone == size && !healthy() {
-                    return Err(Error::Model(format!("every image is refused: {reason}")));
+            if let Ok(message) = self.rx.try_recv() {
+                self.sort_in(message);
+            } else if self.waiting.is_empty() {
+                let message = self.progress.waits(self.step, Wait::Input, || self.rx.recv()).ok()?;
+                self.sort_in(message);
+            } else if self.patient && self.budget.more_comes_to(self.stage) {
+                match self.progress.waits(self.step, Wait::Input, || self.rx.recv_timeout(LOOK_AGAIN)) {
+                    Ok(message) => self.sort_in(message),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return Some(self.waiting.remove(0).1),
                 }
+            } else if self.rx.is_empty() {
+                // Looked at once more: a message may have come between the first look and the count of those to come.
+                return Some(self.waiting.remove(0).1);
             }
         }
     }
-    Ok(Answer::Given(answers))
+
+    fn sort_in(&mut self, mut message: T) {
+        self.progress.taken(self.step);
+        (self.arrived)(&mut message);
+        let key = (self.key)(&message);
+        match self.waiting.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, group)) => group.push(message),
+            None => self.waiting.push((key, vec![message])),
+        }
+    }
+
+    /// A group that has reached its size; what is beyond stays, for the size may have come down meanwhile.
+    fn full(&mut self, size_of: impl Fn(&K) -> usize) -> Option<Vec<T>> {
+        let place = self.waiting.iter().position(|(key, group)| group.len() >= size_of(key).max(1))?;
+        let size = size_of(&self.waiting[place].0).max(1);
+        if self.waiting[place].1.len() == size {
+            return Some(self.waiting.remove(place).1);
+        }
+        let rest = self.waiting[place].1.split_off(size);
+        Some(std::mem::replace(&mut self.waiting[place].1, rest))
+    }
+}
+
+/// The tensors of one call after the other, in the same memory.
+#[derive(Default)]
+pub struct Stack(Vec<f32>);
+
+impl Stack {
+    /// Copies flat images of one tensor size into `[rows, 3, height, width]`; what images do not fill is zero.
+    pub fn of<'t>(&mut self, images: impl Iterator<Item = &'t [f32]>, rows: usize, size: Size) -> Array4<f32> {
+        let each = 3 * size.pixels() as usize;
+        let mut values = std::mem::take(&mut self.0);
+        values.clear();
+        values.reserve_exact(rows * each);
+        for (row, image) in images.take(rows).enumerate() {
+            values.extend_from_slice(&image[..image.len().min(each)]);
+            values.resize((row + 1) * each, 0.0);
+        }
+        values.resize(rows * each, 0.0);
+        let shape = (rows, 3, size.height_px as usize, size.width_px as usize);
+        Array4::from_shape_vec(shape, values).unwrap_or_else(|_| Array4::zeros(shape))
+    }
+
+    /// Takes the memory of a tensor back.
+    pub fn keep(&mut self, tensor: Array4<f32>) {
+        self.0 = tensor.into_raw_vec_and_offset().0;
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::budget::Reservation;
+    use super::super::stop::Stop;
     use super::*;
 
-    fn call(bad: &'static [usize]) -> impl FnMut(Range<usize>) -> Result<Vec<Result<usize, RowError>>, ModelError> {
-        move |range| {
-            if range.clone().any(|i| bad.contains(&i)) {
-                Err(ModelError::Failed("refused".into()))
-            } else {
-                Ok(range.map(Ok).collect())
-            }
+    type Message = (u8, char, Option<Reservation>);
+
+    fn collect(rx: &Receiver<Message>, budget: &Budget, patient: bool, size: usize) -> Vec<String> {
+        let progress = Progress::default();
+        let arrived = |m: &mut Message| m.2.iter_mut().for_each(|held| held.came_to(Stage::Detect));
+        let mut batches = Batches::new(rx, (&progress, budget), Stage::Detect, patient, |m: &Message| m.0, arrived);
+        let mut all = Vec::new();
+        while let Some(batch) = batches.next(|_| size) {
+            all.push(batch.into_iter().map(|m| m.1).collect());
         }
+        all
     }
 
     #[test]
     fn batches_hold_messages_of_one_size_and_full_ones_go_first() {
         let (tx, rx) = crossbeam_channel::unbounded();
-        for message in [(1, 'a'), (2, 'b'), (2, 'c'), (1, 'd'), (3, 'e')] {
-            tx.send(message).unwrap();
+        for (size, name) in [(1, 'a'), (2, 'b'), (2, 'c'), (1, 'd'), (3, 'e')] {
+            tx.send((size, name, None)).unwrap();
         }
         drop(tx);
-        let batches: Vec<String> =
-            Batches::new(&rx, 2, |m: &(u8, char)| m.0).map(|b| b.into_iter().map(|m| m.1).collect()).collect();
-        assert_eq!(batches, ["bc", "ad", "e"]);
+        assert_eq!(collect(&rx, &Budget::new(9, 9), true, 2), ["bc", "ad", "e"]);
     }
 
     #[test]
-    fn an_image_that_is_refused_alone_fails_and_its_neighbours_keep_their_answers() {
-        let Ok(Answer::Given(answers)) = call_or_split(7, &mut call(&[2, 5]), &mut || true) else { panic!() };
-        let codes: Vec<_> = answers.iter().map(|a| a.as_ref().map_err(|e| e.code).copied()).collect();
-        let bad = Err(RowCode::Model);
-        assert_eq!(codes, [Ok(0), Ok(1), bad, Ok(3), Ok(4), bad, Ok(6)]);
-    }
-
-    #[test]
-    fn a_model_that_refuses_everything_ends_the_run() {
-        assert!(matches!(call_or_split(2, &mut call(&[0, 1]), &mut || false), Err(Error::Model(_))));
-        let Ok(Answer::Given(answers)) = call_or_split(2, &mut call(&[0, 1]), &mut || true) else { panic!() };
-        assert!(answers.iter().all(Result::is_err), "two bad images are two failed rows while the model is sound");
-    }
-
-    #[test]
-    fn a_model_that_gives_nothing_but_nan_ends_the_run_and_single_images_do_not() {
-        let nan = || Err::<(), _>(RowError::new(RowCode::NanOutput, "NaN"));
-        let mut watch = NanWatch::default();
-        for _ in 0..20 {
-            assert!(watch.look(&[nan(), nan(), nan(), Ok(())]).is_ok());
+    fn a_partial_batch_waits_while_more_is_coming_and_cores_are_shared() {
+        for (patient, expected) in [(true, vec!["ab"]), (false, vec!["a", "b"])] {
+            let (tx, rx) = crossbeam_channel::unbounded();
+            let budget = Budget::new(9, 9);
+            let admit = || budget.admit(1, &[Stage::Detect], &Stop::default());
+            let (first, second) = (admit(), admit());
+            tx.send((1, 'a', first)).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(60));
+                    tx.send((1, 'b', second)).unwrap();
+                });
+                assert_eq!(collect(&rx, &budget, patient, 2), expected);
+            });
         }
-        assert!(watch.look(&[nan(), nan(), nan(), nan()]).is_ok());
-        assert!(watch.look(&[nan(), nan(), nan(), nan()]).unwrap_err().to_string().contains("fp32"));
     }
 
     #[test]
-    fn a_lost_device_marks_no_image() {
-        let mut lost = |_: Range<usize>| -> Result<Vec<Result<(), RowError>>, ModelError> {
-            Err(ModelError::DeviceLost("CUDA error 719".into()))
-        };
-        assert!(matches!(call_or_split(8, &mut lost, &mut || true), Err(Error::DeviceLost(_))));
+    fn a_partial_batch_goes_when_the_budget_admits_no_more() {
+        let (tx, rx) = crossbeam_channel::unbounded();
+        let budget = Budget::new(1, 9);
+        let stop = Stop::default();
+        tx.send((1, 'a', budget.admit(1, &[Stage::Detect], &stop))).unwrap();
+        std::thread::scope(|scope| {
+            // Admitted only when the first is gone, which holds all of the budget.
+            scope.spawn(|| tx.send((1, 'b', budget.admit(1, &[Stage::Detect], &stop))).map(|()| drop(tx)));
+            assert_eq!(collect(&rx, &budget, true, 2), ["a", "b"]);
+        });
+    }
+
+    #[test]
+    fn a_stack_uses_its_memory_again_and_leaves_nothing_of_the_last_call() {
+        let mut stack = Stack::default();
+        let size = Size::new(2, 1);
+        let first = stack.of([[1.0; 6].as_slice(), &[2.0; 6]].into_iter(), 2, size);
+        assert_eq!(first.as_slice().unwrap()[5..7], [1.0, 2.0]);
+        let place = first.as_ptr();
+        stack.keep(first);
+        let second = stack.of([[3.0; 6].as_slice(), &[]].into_iter(), 2, size);
+        assert_eq!((second.as_ptr(), second.sum()), (place, 18.0));
     }
 }

@@ -1,10 +1,14 @@
 //! Host memory in bytes. One reservation per image, taken before anything is allocated for it, for its
 //! worst case to the end; it only shrinks. Nobody waits for budget while holding budget.
+//!
+//! Who holds a reservation is on the way, so the budget also knows whether more images may come to a session.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::stop::Stop;
+use crate::row::Stage;
 
 /// How often a waiter looks whether the run is ending.
 const WAKE: Duration = Duration::from_millis(100);
@@ -15,6 +19,8 @@ pub struct Budget {
     limit_images: usize,
     held: Mutex<Held>,
     freed: Condvar,
+    /// Admitted images that have not come to the session of a stage yet.
+    coming: [AtomicUsize; 2],
 }
 
 #[derive(Default)]
@@ -26,12 +32,18 @@ struct Held {
 impl Budget {
     /// `limit_images` bounds the channels behind it; `limit_bytes` bounds the memory.
     pub fn new(limit_bytes: u64, limit_images: usize) -> Arc<Self> {
-        Arc::new(Self { limit_bytes, limit_images, held: Mutex::default(), freed: Condvar::new() })
+        Arc::new(Self {
+            limit_bytes,
+            limit_images,
+            held: Mutex::default(),
+            freed: Condvar::new(),
+            coming: Default::default(),
+        })
     }
 
-    /// Waits until `bytes` fit. An image larger than the whole budget is let in when nothing else is held.
-    /// `None` when the run is ending.
-    pub fn admit(self: &Arc<Self>, bytes: u64, stop: &Stop) -> Option<Reservation> {
+    /// Waits until `bytes` fit, for an image that will come to the sessions of `stages`. An image larger than the whole
+    /// budget is let in when nothing else is held. `None` when the run is ending.
+    pub fn admit(self: &Arc<Self>, bytes: u64, stages: &[Stage], stop: &Stop) -> Option<Reservation> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if stop.is_ending() {
@@ -41,7 +53,12 @@ impl Budget {
             if fits || held.images == 0 {
                 held.bytes += bytes;
                 held.images += 1;
-                return Some(Reservation { budget: Arc::clone(self), bytes });
+                let mut comes_to = [false; 2];
+                for stage in stages {
+                    comes_to[*stage as usize] = true;
+                    self.coming[*stage as usize].fetch_add(1, Ordering::SeqCst);
+                }
+                return Some(Reservation { budget: Arc::clone(self), bytes, comes_to });
             }
             held = self.freed.wait_timeout(held, WAKE).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -57,6 +74,11 @@ impl Budget {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).bytes
     }
 
+    /// True while admitted images are on their way to the session of `stage`.
+    pub fn more_comes_to(&self, stage: Stage) -> bool {
+        self.coming[stage as usize].load(Ordering::SeqCst) > 0
+    }
+
     fn give_back(&self, bytes: u64, images: usize) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.bytes -= bytes;
@@ -70,6 +92,7 @@ impl Budget {
 pub struct Reservation {
     budget: Arc<Budget>,
     bytes: u64,
+    comes_to: [bool; 2],
 }
 
 impl Reservation {
@@ -80,10 +103,18 @@ impl Reservation {
             self.bytes = bytes;
         }
     }
+
+    /// The image has come to the session of `stage`.
+    pub fn came_to(&mut self, stage: Stage) {
+        if std::mem::take(&mut self.comes_to[stage as usize]) {
+            self.budget.coming[stage as usize].fetch_sub(1, Ordering::SeqCst);
+        }
+    }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        Stage::ALL.into_iter().for_each(|stage| self.came_to(stage));
         self.budget.give_back(self.bytes, 1);
     }
 }
@@ -96,11 +127,11 @@ mod tests {
     fn bytes_come_back_when_a_reservation_shrinks_and_drops() {
         let budget = Budget::new(100, 10);
         let stop = Stop::default();
-        let mut first = budget.admit(80, &stop).unwrap();
+        let mut first = budget.admit(80, &[], &stop).unwrap();
         first.shrink_to(30);
         first.shrink_to(60);
         assert_eq!(budget.held_bytes(), 30);
-        let second = budget.admit(70, &stop).unwrap();
+        let second = budget.admit(70, &[], &stop).unwrap();
         assert_eq!(budget.held_bytes(), 100);
         drop((first, second));
         assert_eq!(budget.held_bytes(), 0);
@@ -110,9 +141,9 @@ mod tests {
     fn an_image_larger_than_the_budget_is_let_in_alone() {
         let budget = Budget::new(100, 10);
         let stop = Stop::default();
-        let small = budget.admit(10, &stop).unwrap();
+        let small = budget.admit(10, &[], &stop).unwrap();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| budget.admit(500, &stop).map(|r| r.bytes));
+            let waiting = scope.spawn(|| budget.admit(500, &[], &stop).map(|r| r.bytes));
             std::thread::sleep(Duration::from_millis(50));
             assert!(!waiting.is_finished(), "it was let in beside another image");
             drop(small);
@@ -124,8 +155,23 @@ mod tests {
     fn a_waiter_leaves_when_the_run_ends() {
         let budget = Budget::new(100, 1);
         let stop = Stop::default();
-        let _all = budget.admit(100, &stop).unwrap();
+        let _all = budget.admit(100, &[], &stop).unwrap();
         stop.abort();
-        assert!(budget.admit(1, &stop).is_none());
+        assert!(budget.admit(1, &[], &stop).is_none());
+    }
+
+    #[test]
+    fn whoever_is_on_the_way_to_a_session_is_known() {
+        let budget = Budget::new(100, 9);
+        let stop = Stop::default();
+        let mut both = budget.admit(1, &Stage::ALL, &stop).unwrap();
+        let failed = budget.admit(1, &[Stage::Detect], &stop).unwrap();
+        both.came_to(Stage::Detect);
+        both.came_to(Stage::Detect);
+        assert!(budget.more_comes_to(Stage::Detect) && budget.more_comes_to(Stage::Embed));
+        drop(failed);
+        assert!(!budget.more_comes_to(Stage::Detect) && budget.more_comes_to(Stage::Embed));
+        drop(both);
+        assert!(!budget.more_comes_to(Stage::Embed));
     }
 }

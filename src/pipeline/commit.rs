@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::budget::Budget;
-use super::progress::{Place, Progress, Rates};
+use super::measure::{line, resident_bytes, step_sample};
+use super::progress::{Progress, Rates, Snapshot, Step, Wait};
 use super::{Job, lock};
-use crate::db::runs::Sample;
+use crate::db::batch_sizes::LearntBatch;
+use crate::db::runs::{Sample, StepSample};
 use crate::error::Error;
 use crate::model::Terminator;
 use crate::row::Finished;
@@ -42,8 +44,9 @@ pub(super) fn run(
     loop {
         // At the end of the work nobody is worth waiting for.
         let patience = if job.progress.draining.load(Ordering::Relaxed) { COMMIT_AT_END } else { COMMIT_AFTER };
-        match finished.recv_timeout(patience) {
+        match job.progress.waits(Step::Commit, Wait::Input, || finished.recv_timeout(patience)) {
             Ok(outcome) => {
+                job.progress.taken(Step::Commit);
                 if batch.is_empty() {
                     oldest = Instant::now();
                 }
@@ -72,7 +75,7 @@ fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
     if batch.is_empty() {
         return Ok(());
     }
-    let committed = job.progress.timed(Place::Commit, || lock(job.db).commit_batch(batch, job.in_force))?;
+    let committed = job.progress.timed(Step::Commit, || lock(job.db).commit_batch(batch, job.in_force))?;
     let progress = job.progress;
     Progress::add(&progress.done, committed.done);
     Progress::add(&progress.failed, committed.failed);
@@ -89,19 +92,25 @@ fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
 }
 
 struct Pulse {
+    began: Instant,
     last: Instant,
+    before: Snapshot,
     rates: Rates,
     warned_of_wal: bool,
 }
 
 impl Pulse {
     fn new(job: &Job<'_>) -> Self {
-        Self { last: Instant::now(), rates: Rates::new(job.progress, job.config.threads), warned_of_wal: false }
+        let now = Instant::now();
+        let before = job.progress.snapshot(job.config.threads);
+        let rates = Rates::new(job.progress, job.config.threads);
+        Self { began: now, last: now, before, rates, warned_of_wal: false }
     }
 
     fn beat(&mut self, job: &Job<'_>, budget: &Budget) -> Result<(), Error> {
         self.last = Instant::now();
         let rate = self.rates.sample(job.progress);
+        let now = job.progress.snapshot(job.config.threads);
         let sample = Sample {
             done: Progress::get(&job.progress.done),
             failed: Progress::get(&job.progress.failed),
@@ -110,10 +119,21 @@ impl Pulse {
             slowest: rate.slowest.word(),
             rss_bytes: resident_bytes(),
             held_bytes: budget.held_bytes(),
-            ..Sample::default()
+            device_bytes: job.instruments.device_bytes(),
+            padding: now.padding_since(&self.before),
+            decode_scale: now.decode_scale_since(&self.before),
         };
+        let steps: Vec<StepSample> = now.shares_since(&self.before).iter().map(step_sample).collect();
+        self.before = now;
+        job.instruments.write(&line(&sample, &steps, self.began.elapsed().as_secs_f64()));
         let mut db = lock(job.db);
-        db.heartbeat(job.run, &sample, &[])?;
+        db.heartbeat(job.run, &sample, &steps)?;
+        for learnt in job.progress.take_learnt() {
+            for owner in job.learnt.owners.iter().filter(|owner| owner.stage == learnt.stage) {
+                let batch = LearntBatch { shape: learnt.shape, images: learnt.images, per_s: learnt.per_s };
+                db.remember_batch(&owner.digest, &owner.path, &owner.device, &batch)?;
+            }
+        }
         let wal_bytes = db.wal_bytes();
         drop(db);
         if wal_bytes > WAL_WARN_BYTES && !self.warned_of_wal {
@@ -125,11 +145,4 @@ impl Pulse {
         }
         Ok(())
     }
-}
-
-/// Resident memory of this process; 0 where the system does not tell.
-fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap_or_default();
-    line.trim().trim_end_matches("kB").trim().parse::<u64>().map_or(0, |kib| kib << 10)
 }

@@ -1,134 +1,199 @@
-//! `select + crop`: detections to regions, regions to crops, crops of several images to full batches.
+//! `select + crop`: detections to regions, regions to tensors, on the pool. An image's small regions are cut from a
+//! second decode of its file.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError};
-use ndarray::Array4;
-use rayon::prelude::*;
+use crossbeam_channel::{Receiver, Sender};
 
+use super::assemble::Assembly;
 use super::crop_file::write_crop;
-use super::message::{EmbedBatch, Located, Opened, Origin, Picture, Piece, Slot, finished};
-use super::progress::Place;
+use super::message::{Crop, Image, Located, NoCrop, Opened, Origin, failed, finished};
+use super::progress::Step;
+use super::source::{Source, sources};
+use super::stop::AbortOnPanic;
 use super::{Job, Shapes};
 use crate::candidate::{Candidate, Kept};
 use crate::error::Error;
-use crate::geometry::{BoxPx, Placement, Size};
+use crate::geometry::{BoxPx, Placement, Scale, Size};
 use crate::model;
 use crate::model::boxes::regions_of;
+use crate::pixels::decode::{Redecoded, decode_region};
+use crate::pixels::header::Probed;
+use crate::pixels::picture::Picture;
 use crate::pixels::tensor;
 use crate::recipe::{ImageInput, Selection};
-use crate::row::{Finished, ImageId, Outcome, Raw, Region};
+use crate::row::{Finished, Outcome, Raw, Region, Stage};
 
 /// Where crops go.
 pub(super) struct Exits {
-    pub(super) embed: Option<Sender<EmbedBatch>>,
+    pub(super) embed: Option<Sender<Crop>>,
+    pub(super) assembly: Arc<Assembly>,
     pub(super) commit: Sender<Finished>,
 }
 
-/// Works until `located` is closed. A partial batch goes when no more images are waiting.
+/// Works until `located` is closed.
+///
+/// # Errors
+/// A crop file cannot be written, or stored values are damaged: not the image's fault.
 pub(super) fn run(job: &Job<'_>, shapes: &Shapes, located: &Receiver<Located>, exits: &Exits) -> Result<(), Error> {
-    let mut gathering = Gathering::default();
-    loop {
-        let next = match located.try_recv() {
-            Ok(next) => next,
-            Err(TryRecvError::Empty) => {
-                gathering.flush(job, shapes, exits);
-                match located.recv() {
-                    Ok(next) => next,
-                    Err(_) => return Ok(()),
+    let fault = Mutex::new(None);
+    job.pool.in_place_scope(|scope| {
+        while let Ok(located) = job.progress.recv(Step::Crop, located) {
+            let fault = &fault;
+            scope.spawn(move |_| {
+                let _abort = AbortOnPanic(job.stop);
+                if job.stop.is_ending() {
+                    return;
                 }
-            }
-            Err(TryRecvError::Disconnected) => {
-                gathering.flush(job, shapes, exits);
+                if let Err(error) = work(job, shapes, located, exits) {
+                    fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    job.stop.abort();
+                }
+            });
+        }
+    });
+    fault.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+/// Takes one image to the embedder, or to its end.
+fn work(job: &Job<'_>, shapes: &Shapes, located: Located, exits: &Exits) -> Result<(), Error> {
+    let Located { image, found } = located;
+    let cores = job.cores.one();
+    let selected = job.progress.timed(Step::Crop, || select(job, &image, found));
+    let (raw, mut regions) = selected?;
+    if job.config.crops.is_some() {
+        match job.progress.timed(Step::Crop, || write_crops(job, &image, &mut regions))? {
+            Ok(()) => {}
+            Err(NoCrop::Refused(error)) => {
+                end(job, exits, failed(&image.claim, error));
                 return Ok(());
             }
-        };
-        if !job.stop.is_ending() {
-            open(job, shapes, next, &mut gathering, exits)?;
+            Err(NoCrop::FileChanged) => {
+                end(job, exits, finished(&image.claim, None, Outcome::FileChanged));
+                return Ok(());
+            }
         }
     }
-}
-
-/// Crops that wait for a full batch.
-#[derive(Default)]
-struct Gathering {
-    opened: Vec<Opened>,
-    pieces: Vec<Piece>,
-}
-
-impl Gathering {
-    fn flush(&mut self, job: &Job<'_>, shapes: &Shapes, exits: &Exits) {
-        let (Some(shape), Some(embed)) = (&shapes.embed, &exits.embed) else { return };
-        if self.pieces.is_empty() {
-            return;
-        }
-        let pieces = std::mem::take(&mut self.pieces);
-        let (slots, tensor) = job.pool.install(|| job.progress.timed(Place::Decode, || cut(pieces, shape)));
-        // A closed channel means that the run is ending; the rows are released.
-        let _ = embed.send(EmbedBatch { opened: std::mem::take(&mut self.opened), slots, tensor });
-    }
-}
-
-/// Makes the crops of a batch. Each picture is given back with its last piece.
-fn cut(pieces: Vec<Piece>, input: &ImageInput) -> (Vec<Slot>, Array4<f32>) {
-    let each = 3 * input.size.pixels() as usize;
-    let mut values = vec![0.0; pieces.len() * each];
-    let rows = pieces.len();
-    let slots = pieces
-        .into_par_iter()
-        .zip(values.par_chunks_exact_mut(each))
-        .map(|(Piece { picture, mut slot, bbox }, out)| {
-            slot.error = tensor::fill(&picture.pixels, bbox, input, out).err();
-            slot
-        })
-        .collect();
-    let shape = (rows, 3, input.size.height_px as usize, input.size.width_px as usize);
-    let tensor = Array4::from_shape_vec(shape, values).unwrap_or_else(|_| Array4::zeros(shape));
-    (slots, tensor)
-}
-
-fn open(
-    job: &Job<'_>,
-    shapes: &Shapes,
-    located: Located,
-    gathering: &mut Gathering,
-    exits: &Exits,
-) -> Result<(), Error> {
-    let Located { claim, facts, pixels, found, held } = located;
-    let (raw, mut regions) = match (found, &job.config.detect) {
-        (Origin::Stored(regions), _) => (None, regions),
-        (Origin::Raw(found, placement), Some(config)) => {
-            let (raw, regions) = to_regions(found, placement, &config.selection, facts.upright)?;
-            (Some(raw), regions)
-        }
-        (Origin::Whole | Origin::Raw(..), _) => (None, vec![Region::whole(facts.upright)]),
+    let (Some(input), Some(embed)) = (&shapes.embed, &exits.embed) else {
+        let outcome = Outcome::Done { raw, regions, embed: None };
+        end(job, exits, finished(&image.claim, image.facts, outcome));
+        return Ok(());
     };
-    if let Some(folder) = &job.config.crops {
-        job.pool.install(|| {
-            regions.par_iter_mut().try_for_each(|region| -> Result<(), Error> {
-                region.crop = write_crop(folder, &claim, region, &pixels)?;
-                Ok(())
-            })
-        })?;
-    }
-    if shapes.embed.is_none() || regions.iter().all(|r| r.embedded) {
-        let embed = shapes.embed.as_ref().map(|_| Ok(()));
-        let _ = exits.commit.send(finished(&claim, Some(facts), Outcome::Done { raw, regions, embed }));
+    if regions.iter().all(|r| r.embedded) {
+        let outcome = Outcome::Done { raw, regions, embed: Some(Ok(())) };
+        end(job, exits, finished(&image.claim, image.facts, outcome));
         return Ok(());
     }
-    let id: ImageId = claim.id;
-    let picture = Arc::new(Picture { pixels, held });
-    let wanting = regions.iter().enumerate().filter(|(_, r)| !r.embedded);
-    let boxes: Vec<(usize, BoxPx)> = wanting.map(|(place, r)| (place, r.bbox)).collect();
-    gathering.opened.push(Opened { claim, facts, raw, regions });
-    for (region, bbox) in boxes {
-        let slot = Slot { image: id, region, error: None };
-        gathering.pieces.push(Piece { picture: Arc::clone(&picture), slot, bbox });
-        if gathering.pieces.len() >= shapes.embed_batch {
-            gathering.flush(job, shapes, exits);
+    drop(cores);
+    cut_all(job, image, raw, regions, (input, shapes.embed_spare), (&exits.assembly, embed));
+    Ok(())
+}
+
+fn end(job: &Job<'_>, exits: &Exits, finished: Finished) {
+    // A closed channel means that the run is ending; the row is released.
+    job.progress.send(Step::Crop, Step::Commit, &exits.commit, finished);
+}
+
+fn select(job: &Job<'_>, image: &Image, found: Origin) -> Result<(Option<Raw>, Vec<Region>), Error> {
+    let upright = image.facts.as_ref().map_or(image.probed.upright, |facts| facts.upright);
+    Ok(match (found, &job.config.detect) {
+        (Origin::Stored(regions), _) => (None, regions),
+        (Origin::Raw(found, placement), Some(config)) => {
+            let (raw, regions) = to_regions(found, placement, &config.selection, upright)?;
+            (Some(raw), regions)
+        }
+        (Origin::Whole | Origin::Raw(..), _) => (None, vec![Region::whole(upright)]),
+    })
+}
+
+/// Writes every region as a file, at full size whatever the models see. The inner error is the image's.
+fn write_crops(job: &Job<'_>, image: &Image, regions: &mut [Region]) -> Result<Result<(), NoCrop>, Error> {
+    let Some(folder) = &job.config.crops else { return Ok(Ok(())) };
+    let Some(all) = around(regions.iter()) else { return Ok(Ok(())) };
+    let decoded;
+    let picture = match &image.picture {
+        Some(picture) if picture.scale == Scale::FULL => picture,
+        _ => match again(job, &image.probed, Scale::FULL, all) {
+            Ok(picture) => {
+                decoded = picture;
+                &decoded
+            }
+            Err(error) => return Ok(Err(error)),
+        },
+    };
+    for region in regions {
+        region.crop = write_crop(folder, &image.claim, region, picture)?;
+    }
+    Ok(Ok(()))
+}
+
+/// Makes a tensor of each region that wants a vector and hands it on, one after the other: where the embedder is slow,
+/// this is where its images wait.
+fn cut_all(
+    job: &Job<'_>,
+    image: Image,
+    raw: Option<Raw>,
+    regions: Vec<Region>,
+    (input, spare): (&ImageInput, Option<u32>),
+    (assembly, embed): (&Assembly, &Sender<Crop>),
+) {
+    let Image { claim, facts, probed, picture, mut held, .. } = image;
+    let base = picture.as_ref().map(|p| p.scale);
+    let id = claim.id;
+    let sources = sources(&probed, base, &regions, input, spare);
+    let boxes: Vec<BoxPx> = regions.iter().map(|r| r.bbox).collect();
+    // The second decodes that are really wanted, at last.
+    let further = sources.iter().filter(|s| Some(s.scale) != base);
+    let again_bytes = further.filter_map(|s| Some(probed.region_bytes(s.scale, around_boxes(&boxes, s)?))).max();
+    held.shrink_to(picture.as_ref().map_or(0, Picture::bytes) + again_bytes.unwrap_or(0));
+    assembly.open(Opened { claim, facts, raw, regions });
+    let mut first = picture;
+    for source in &sources {
+        // Each picture is gone before the next is decoded.
+        let picture = match first.take().filter(|picture| picture.scale == source.scale) {
+            Some(picture) => Ok(picture),
+            None => {
+                let _cores = job.cores.one();
+                let window = around_boxes(&boxes, source).unwrap_or(BoxPx::whole(probed.upright));
+                job.progress.timed(Step::Crop, || again(job, &probed, source.scale, window))
+            }
+        };
+        for &region in &source.regions {
+            let tensor = {
+                let _cores = job.cores.one();
+                let cut = |picture| job.progress.timed(Step::Crop, || cut(picture, boxes[region], input));
+                picture.as_ref().map_err(Clone::clone).and_then(cut)
+            };
+            let crop = Crop { image: id, region, tensor };
+            if !job.progress.send(Step::Crop, Step::Embed, embed, crop) {
+                return;
+            }
         }
     }
-    Ok(())
+    held.came_to(Stage::Embed);
+}
+
+/// A second decode, of one part of the image.
+fn again(job: &Job<'_>, probed: &Probed, scale: Scale, region: BoxPx) -> Result<Picture, NoCrop> {
+    job.progress.decoded(scale);
+    match decode_region(probed, &job.config.decode, scale, region)? {
+        Redecoded::Picture(picture) => Ok(picture),
+        Redecoded::FileChanged => Err(NoCrop::FileChanged),
+    }
+}
+
+fn cut(picture: &Picture, region: BoxPx, input: &ImageInput) -> Result<Vec<f32>, NoCrop> {
+    let mut values = vec![0.0; 3 * input.size.pixels() as usize];
+    tensor::fill(picture, region, input, &mut values)?;
+    Ok(values)
+}
+
+fn around_boxes(boxes: &[BoxPx], source: &Source) -> Option<BoxPx> {
+    source.regions.iter().map(|&i| boxes[i]).reduce(BoxPx::around)
+}
+
+fn around<'r>(regions: impl Iterator<Item = &'r Region>) -> Option<BoxPx> {
+    regions.map(|r| r.bbox).reduce(BoxPx::around)
 }
 
 /// What is kept of `found`, and the regions that the rule makes of what is kept: of the stored, rounded values, so

@@ -31,9 +31,9 @@ pub(super) fn write_crop(
     folder: &Path,
     claim: &Claim,
     region: &Region,
-    pixels: &Picture,
+    picture: &Picture,
 ) -> Result<Option<String>, Error> {
-    let jpeg = match encode_crop_jpeg(pixels, region.bbox, JPEG_QUALITY) {
+    let jpeg = match encode_crop_jpeg(picture, region.bbox, JPEG_QUALITY) {
         Ok(jpeg) => jpeg,
         Err(error) => {
             log::warn!("{}: no crop file: {error}", claim.path.display());
@@ -139,7 +139,16 @@ mod tests {
 
     fn claim() -> Claim {
         let path = PathBuf::from("/photos/\"><img src=x>.jpg");
-        Claim { id: ImageId(7), token: Token(1), stage: Stage::Detect, path, prompt: None, seen: None, regions: None }
+        Claim {
+            id: ImageId(7),
+            token: Token(1),
+            stage: Stage::Detect,
+            path,
+            prompt: None,
+            seen: None,
+            scale: None,
+            regions: None,
+        }
     }
 
     fn region(x0: f32) -> Region {

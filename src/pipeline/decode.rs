@@ -1,13 +1,14 @@
-//! `decode`: admits claims by their worst case in bytes, and decodes them on the pool.
+//! `decode`: looks at headers ahead, admits images by their worst case in bytes, and decodes them on the pool.
 
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, Sender, bounded, never, select};
 
 use super::budget::{Budget, Reservation};
-use super::message::{Decoded, Located, Origin, failed, finished};
-use super::progress::Place;
-use super::stop::Stop;
+use super::message::{Decoded, Image, Located, Origin, failed, finished};
+use super::progress::{Step, Wait};
+use super::source::sources;
+use super::stop::AbortOnPanic;
 use super::{Job, Shapes};
 use crate::error::Error;
 use crate::geometry::{BoxPx, Scale};
@@ -17,11 +18,22 @@ use crate::pixels::tensor;
 use crate::recipe::ImageInput;
 use crate::row::{Claim, Finished, Outcome, RowError, Stage};
 
+/// Headers that are looked at ahead, for each thread of the pool: files on a slow disk are then opened side by side.
+const PROBES_PER_THREAD: usize = 2;
+
 /// Where decoded images go.
 pub(super) struct Exits {
     pub(super) detect: Option<Sender<Decoded>>,
     pub(super) crop: Sender<Located>,
     pub(super) commit: Sender<Finished>,
+}
+
+/// Everything that decoding an image needs.
+#[derive(Clone, Copy)]
+struct Bench<'a> {
+    job: &'a Job<'a>,
+    shapes: &'a Shapes,
+    exits: &'a Exits,
 }
 
 /// Admits one image after the other; the pool decodes them in any order. Channels behind it hold as many
@@ -33,98 +45,194 @@ pub(super) fn run(
     claimed: &Receiver<Claim>,
     exits: &Exits,
 ) -> Result<(), Error> {
+    let bench = Bench { job, shapes, exits };
+    let ahead_most = PROBES_PER_THREAD * job.config.threads;
+    let (probed_tx, probed_rx) = bounded(ahead_most);
+    let none = never();
     job.pool.in_place_scope(|scope| {
-        for claim in claimed {
-            if job.stop.is_asked() {
-                // Not begun yet: it is given back.
-                continue;
-            }
-            if let Some(regions) = claim.regions.as_ref().filter(|r| r.iter().all(|r| r.embedded)) {
-                // Nothing was found in it, or all of it has its vector: there is nothing to embed.
-                let outcome = Outcome::Done { raw: None, regions: regions.clone(), embed: Some(Ok(())) };
-                let _ = exits.commit.send(finished(&claim, None, outcome));
-                continue;
-            }
-            let probed = match probe(&claim.path, &job.config.decode) {
-                Ok(probed) => probed,
-                Err(error) => {
-                    fail(&claim, error, exits);
-                    continue;
-                }
-            };
-            let detector_input = if claim.stage == Stage::Detect { shapes.detect.as_ref() } else { None };
-            let tensor_bytes = detector_input.map_or(0, |input| 4 * input.values(probed.upright) as u64);
-            let bytes = probed.worst_bytes(Scale::FULL) + tensor_bytes;
-            if budget.exceeded_by(bytes) {
-                log::warn!(
-                    "{}: needs {} MiB, more than --memory: it is worked on alone",
-                    claim.path.display(),
-                    bytes >> 20
-                );
-            }
-            let Some(held) = budget.admit(bytes, job.stop) else { continue };
-            scope.spawn(move |_| {
-                let _abort = AbortOnPanic(job.stop);
-                if !job.stop.is_ending() {
-                    job.progress.timed(Place::Decode, || work(job, claim, &probed, detector_input, held, exits));
+        let (mut ahead, mut open) = (0, true);
+        while open || ahead > 0 {
+            let claims = if open && ahead < ahead_most { claimed } else { &none };
+            let next = job.progress.waits(Step::Decode, Wait::Input, || {
+                select! {
+                    recv(claims) -> claim => Next::Claim(claim.ok()),
+                    recv(probed_rx) -> probed => Next::Probed(probed.ok()),
                 }
             });
+            match next {
+                Next::Claim(None) => open = false,
+                Next::Claim(Some(claim)) => {
+                    job.progress.taken(Step::Decode);
+                    // Not begun yet where a stop was asked for: it is given back.
+                    if !job.stop.is_asked() && !bench.has_nothing_to_do(&claim) {
+                        ahead += 1;
+                        let probed_tx = probed_tx.clone();
+                        scope.spawn(move |_| {
+                            let _abort = AbortOnPanic(job.stop);
+                            let probed = probe(&claim.path, &job.config.decode);
+                            // As many may wait in it as are looked at ahead.
+                            let _ = probed_tx.send((claim, probed));
+                        });
+                    }
+                }
+                Next::Probed(None) => return,
+                Next::Probed(Some((claim, Err(error)))) => {
+                    ahead -= 1;
+                    bench.fail(&claim, error);
+                }
+                Next::Probed(Some((claim, Ok(probed)))) => {
+                    ahead -= 1;
+                    if let Some(admitted) = bench.admit(claim, probed, budget) {
+                        scope.spawn(move |_| {
+                            let _abort = AbortOnPanic(job.stop);
+                            if !job.stop.is_ending() {
+                                bench.work(admitted);
+                            }
+                        });
+                    }
+                }
+            }
         }
     });
     Ok(())
 }
 
-fn work(
-    job: &Job<'_>,
+enum Next {
+    Claim(Option<Claim>),
+    Probed(Option<(Claim, Result<Probed, RowError>)>),
+}
+
+/// An image with its memory.
+struct Admitted {
     claim: Claim,
-    probed: &Probed,
-    input: Option<&ImageInput>,
-    mut held: Reservation,
-    exits: &Exits,
-) {
-    let upright = match decode(probed, &job.config.decode, Scale::FULL) {
-        Ok(upright) => upright,
-        Err(error) => return fail(&claim, error, exits),
-    };
-    if claim.regions.is_some() && claim.seen.is_some_and(|seen| seen != upright.facts.stamp) {
-        // Its regions are those of another picture.
-        let _ = exits.commit.send(finished(&claim, None, Outcome::FileChanged));
-        return;
+    probed: Probed,
+    /// The scale at which it is decoded as a whole, if at all.
+    scale: Option<Scale>,
+    again_bytes: u64,
+    held: Reservation,
+}
+
+impl<'a> Bench<'a> {
+    fn detector_input(&self, claim: &Claim) -> Option<&'a ImageInput> {
+        self.shapes.detect.as_ref().filter(|_| claim.stage == Stage::Detect)
     }
-    let Upright { picture: pixels, facts } = upright;
-    let pixels_bytes = pixels.bytes();
-    // A closed channel means that the run is ending; the row is released.
-    match (input, &exits.detect) {
-        (Some(input), Some(detect)) => {
-            let size = input.tensor_size(facts.upright);
-            let mut values = vec![0.0; input.values(facts.upright)];
-            held.shrink_to(pixels_bytes + 4 * values.len() as u64);
-            match tensor::fill(&pixels, BoxPx::whole(facts.upright), input, &mut values) {
-                Ok(placed) => {
-                    let _ = detect.send(Decoded { claim, facts, pixels, tensor: values, size, placed, held });
-                }
-                Err(error) => fail(&claim, error, exits),
+
+    /// Ends a claim in which nothing was found, or all of which has its vector: there is nothing to embed.
+    fn has_nothing_to_do(&self, claim: &Claim) -> bool {
+        let Some(regions) = claim.regions.as_ref().filter(|r| r.iter().all(|r| r.embedded)) else { return false };
+        let outcome = Outcome::Done { raw: None, regions: regions.clone(), embed: Some(Ok(())) };
+        self.end(finished(claim, None, outcome));
+        true
+    }
+
+    fn fail(&self, claim: &Claim, error: RowError) {
+        self.end(failed(claim, error));
+    }
+
+    /// A closed channel means that the run is ending; the row is released.
+    fn end(&self, finished: Finished) {
+        self.job.progress.send(Step::Decode, Step::Commit, &self.exits.commit, finished);
+    }
+
+    /// Decides at which scale it is decoded and reserves its memory to the end. `None` when the run is ending, or the
+    /// image has its outcome already.
+    fn admit(&self, claim: Claim, probed: Probed, budget: &Arc<Budget>) -> Option<Admitted> {
+        if claim.regions.is_some() && claim.seen.is_some_and(|seen| seen != probed.stamp) {
+            // Its regions are those of another picture.
+            self.end(finished(&claim, None, Outcome::FileChanged));
+            return None;
+        }
+        let (scale, again) = self.scales(&claim, &probed);
+        let input = self.detector_input(&claim);
+        let tensor_bytes = input.map_or(0, |input| 4 * input.values(probed.upright) as u64);
+        let again_bytes = again.map_or(0, |scale| probed.worst_bytes(scale));
+        let picture_bytes = scale.map_or(0, |scale| probed.pixels_bytes(scale));
+        let first = scale.map_or(0, |scale| probed.worst_bytes(scale)) + tensor_bytes;
+        let bytes = first.max(picture_bytes + again_bytes);
+        if budget.exceeded_by(bytes) {
+            log::warn!(
+                "{}: needs {} MiB, more than --memory: it is worked on alone",
+                claim.path.display(),
+                bytes >> 20
+            );
+        }
+        let (detects, embeds) = (input.is_some(), self.shapes.embed.is_some());
+        let stages: &[Stage] = match (detects, embeds) {
+            (true, true) => &Stage::ALL,
+            (true, false) => &[Stage::Detect],
+            (false, true) => &[Stage::Embed],
+            (false, false) => &[],
+        };
+        let progress = self.job.progress;
+        let held = progress.waits(Step::Decode, Wait::Output, || budget.admit(bytes, stages, self.job.stop))?;
+        Some(Admitted { claim, probed, scale, again_bytes, held })
+    }
+
+    /// The scale of the first decode, and that of the finest second one that may follow.
+    fn scales(&self, claim: &Claim, probed: &Probed) -> (Option<Scale>, Option<Scale>) {
+        let mode = self.job.config.decode.mode;
+        let enough = |input: &ImageInput, spare: Option<u32>| {
+            spare.map_or(Scale::FULL, |spare| probed.scale_for(tensor::wanted(probed.upright, input, spare)))
+        };
+        let for_crops = self.job.config.crops.is_some();
+        let (first, regions_may_need) = match (self.detector_input(claim), &claim.regions, &self.shapes.embed) {
+            (Some(input), _, embed) => {
+                (Some(enough(input, mode.detector_spare())), embed.is_some().then_some(Scale::FULL))
             }
+            (None, Some(regions), Some(embed)) => {
+                let base = claim.scale.unwrap_or(Scale::FULL);
+                let sources = sources(probed, Some(base), regions, embed, self.shapes.embed_spare);
+                let finest = sources.iter().map(|s| s.scale).filter(|s| *s != base).min_by_key(|s| s.denominator());
+                (sources.iter().any(|s| s.scale == base).then_some(base), finest)
+            }
+            (None, None, Some(embed)) => (Some(enough(embed, self.shapes.embed_spare)), None),
+            (None, _, None) => (Some(Scale::FULL), None),
+        };
+        let again = if for_crops { Some(Scale::FULL) } else { regions_may_need };
+        (first, again.filter(|again| first.is_none_or(|first| again.denominator() < first.denominator())))
+    }
+
+    fn work(&self, admitted: Admitted) {
+        let Admitted { claim, probed, scale, again_bytes, mut held } = admitted;
+        let Some(scale) = scale else {
+            held.shrink_to(again_bytes);
+            return self.locate(Image { claim, facts: None, probed, picture: None, again_bytes, held });
+        };
+        let cores = self.job.cores.one();
+        let decoded = self.job.progress.timed(Step::Decode, || decode(&probed, &self.job.config.decode, scale));
+        let Upright { picture, facts } = match decoded {
+            Ok(upright) => upright,
+            Err(error) => return self.fail(&claim, error),
+        };
+        self.job.progress.decoded(scale);
+        if claim.regions.is_some() && claim.seen.is_some_and(|seen| seen != facts.stamp) {
+            return self.end(finished(&claim, None, Outcome::FileChanged));
         }
-        _ => {
-            held.shrink_to(pixels_bytes);
-            let found = claim.regions.clone().map_or(Origin::Whole, Origin::Stored);
-            let _ = exits.crop.send(Located { claim, facts, pixels, found, held });
+        let input = self.detector_input(&claim);
+        let upright = facts.upright;
+        let picture_bytes = picture.bytes();
+        let mut image = Image { claim, facts: Some(facts), probed, picture: Some(picture), again_bytes, held };
+        let (Some(input), Some(detect), Some(picture)) = (input, &self.exits.detect, &image.picture) else {
+            image.shrink();
+            drop(cores);
+            return self.locate(image);
+        };
+        let mut tensor = vec![0.0; input.values(upright)];
+        image.held.shrink_to(picture_bytes + again_bytes.max(4 * tensor.len() as u64));
+        let filled =
+            self.job.progress.timed(Step::Decode, || tensor::fill(picture, BoxPx::whole(upright), input, &mut tensor));
+        drop(cores);
+        match filled {
+            Ok(placed) => {
+                let decoded = Decoded { image, tensor, size: input.tensor_size(upright), placed };
+                self.job.progress.send(Step::Decode, Step::Detect, detect, decoded);
+            }
+            Err(error) => self.fail(&image.claim, error),
         }
     }
-}
 
-fn fail(claim: &Claim, error: RowError, exits: &Exits) {
-    let _ = exits.commit.send(failed(claim, error));
-}
-
-/// The pool keeps a panic to itself until all its work is done, and `read` would wait for the lost image.
-struct AbortOnPanic<'a>(&'a Stop);
-
-impl Drop for AbortOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.abort();
-        }
+    fn locate(&self, image: Image) {
+        let found = image.claim.regions.clone().map_or(Origin::Whole, Origin::Stored);
+        self.job.progress.send(Step::Decode, Step::Crop, &self.exits.crop, Located { image, found });
     }
 }

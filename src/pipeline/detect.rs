@@ -1,17 +1,20 @@
-//! `detect`: the one thread that owns the detector's session.
+//! `detect`: a thread that owns a session of the detector.
 
-use std::cell::RefCell;
 use std::iter;
+use std::ops::Range;
 
 use crossbeam_channel::{Receiver, Sender};
 
 use super::Job;
-use super::batch::{Answer, Batches, NanWatch, call_or_split, stack};
+use super::batch::{Batches, Stack};
+use super::budget::Budget;
+use super::calls::{Answer, Attempt, Calls, NanWatch};
 use super::message::{Decoded, Located, Origin, finished};
-use super::progress::Place;
+use super::progress::{Progress, Step};
 use crate::error::Error;
-use crate::model::{Asked, Detector};
-use crate::row::{Finished, Outcome};
+use crate::geometry::Size;
+use crate::model::{Asked, Detector, Found, Loaded, ModelError};
+use crate::row::{Finished, Outcome, RowError, Stage};
 
 /// Asked of a blank image, to tell a broken model from bad images.
 const HARMLESS_PROMPT: &str = "object.";
@@ -20,52 +23,83 @@ const HARMLESS_PROMPT: &str = "object.";
 pub(super) fn run(
     job: &Job<'_>,
     mut detector: Box<dyn Detector>,
+    mut calls: Calls<'_>,
+    budget: &Budget,
     decoded: &Receiver<Decoded>,
-    located: &Sender<Located>,
-    commit: &Sender<Finished>,
+    (located, commit): (&Sender<Located>, &Sender<Finished>),
 ) -> Result<(), Error> {
     let floor = job.config.detect.as_ref().map_or(0.0, |d| d.candidate_floor);
-    let images_most = detector.fixed_batch().unwrap_or(job.config.batch);
-    let mut nan = NanWatch::default();
-    for batch in Batches::new(decoded, images_most, |d: &Decoded| d.size) {
+    let arrived = |d: &mut Decoded| d.image.held.came_to(Stage::Detect);
+    let flow = (job.progress, budget);
+    let mut batches = Batches::new(decoded, flow, Stage::Detect, job.on_host, |d: &Decoded| d.size, arrived);
+    let (mut nan, mut stack) = (NanWatch::default(), Stack::default());
+    while let Some(batch) = batches.next(|size| calls.images(*size)) {
         if job.stop.is_ending() {
             continue;
         }
         let size = batch[0].size;
+        count_padding(job.progress, &batch);
         let asked: Vec<Asked<'_>> =
-            batch.iter().map(|d| Asked { prompt: d.claim.prompt.as_deref(), valid: d.placed.valid }).collect();
-        let answer = job.progress.timed(Place::Detect, || {
-            // Both closures need the session, one after the other.
-            let session = RefCell::new(&mut detector);
-            call_or_split(
-                batch.len(),
-                &mut |range| {
-                    let images = batch[range.clone()].iter().map(|d| d.tensor.as_slice());
-                    session.borrow_mut().detect(&stack(images, range.len(), size), &asked[range], floor)
-                },
-                &mut || {
-                    let blank = stack(iter::empty(), 1, size);
-                    let asked = Asked { prompt: Some(HARMLESS_PROMPT), valid: size };
-                    session.borrow_mut().detect(&blank, &[asked], floor).is_ok()
-                },
-            )
-        })?;
-        let Answer::Given(answers) = answer else { continue };
+            batch.iter().map(|d| Asked { prompt: d.image.claim.prompt.as_deref(), valid: d.placed.valid }).collect();
+        let mut attempt = Batch { detector: detector.as_mut(), stack: &mut stack, images: &batch, asked, size, floor };
+        let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { continue };
         nan.look(&answers)?;
-        for (Decoded { claim, facts, pixels, tensor, placed, mut held, .. }, answer) in batch.into_iter().zip(answers) {
+        for (Decoded { mut image, tensor, placed, .. }, answer) in batch.into_iter().zip(answers) {
             drop(tensor);
-            held.shrink_to(pixels.bytes());
+            image.shrink();
             // A closed channel means that the run is ending; the row is released.
-            let _ = match answer {
+            match answer {
                 Ok(found) => {
                     let found = Origin::Raw(found, placed.placement);
-                    located.send(Located { claim, facts, pixels, found, held }).is_ok()
+                    job.progress.send(Step::Detect, Step::Crop, located, Located { image, found });
                 }
                 Err(error) => {
-                    commit.send(finished(&claim, Some(facts), Outcome::Failed(error.at(&claim.path)))).is_ok()
+                    let outcome = Outcome::Failed(error.at(&image.claim.path));
+                    let ended = finished(&image.claim, image.facts, outcome);
+                    job.progress.send(Step::Detect, Step::Commit, commit, ended);
                 }
-            };
+            }
         }
     }
     Ok(())
+}
+
+fn count_padding(progress: &Progress, batch: &[Decoded]) {
+    let pixels = |size: Size| size.pixels();
+    let all: u64 = batch.iter().map(|d| pixels(d.size)).sum();
+    let filled: u64 = batch.iter().map(|d| pixels(d.placed.valid)).sum();
+    Progress::add(&progress.input_values, 3 * all);
+    Progress::add(&progress.padding_values, 3 * (all - filled.min(all)));
+}
+
+/// Images of one tensor size before their detector.
+struct Batch<'a> {
+    detector: &'a mut dyn Detector,
+    stack: &'a mut Stack,
+    images: &'a [Decoded],
+    asked: Vec<Asked<'a>>,
+    size: Size,
+    floor: f32,
+}
+
+impl Attempt for Batch<'_> {
+    type Answer = Found;
+
+    fn model(&mut self) -> &mut dyn Loaded {
+        self.detector
+    }
+
+    fn call(&mut self, range: Range<usize>) -> Result<Vec<Result<Found, RowError>>, ModelError> {
+        let images = self.images[range.clone()].iter().map(|d| d.tensor.as_slice());
+        let tensor = self.stack.of(images, range.len(), self.size);
+        let answers = self.detector.detect(&tensor, &self.asked[range], self.floor);
+        self.stack.keep(tensor);
+        answers
+    }
+
+    fn blank(&mut self) -> bool {
+        let blank = self.stack.of(iter::empty(), 1, self.size);
+        let asked = Asked { prompt: Some(HARMLESS_PROMPT), valid: self.size };
+        self.detector.detect(&blank, &[asked], self.floor).is_ok()
+    }
 }

@@ -1,91 +1,79 @@
-//! `embed`: the one thread that owns the embedder's session. It also puts images together again whose
-//! regions were spread over several batches.
+//! `embed`: a thread that owns a session of the embedder.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::iter;
+use std::ops::Range;
 
 use crossbeam_channel::{Receiver, Sender};
-use ndarray::s;
 
 use super::Job;
-use super::batch::{Answer, NanWatch, call_or_split, stack};
-use super::message::{EmbedBatch, Opened, Slot, finished};
-use super::progress::Place;
+use super::assemble::Assembly;
+use super::batch::{Batches, Stack};
+use super::budget::Budget;
+use super::calls::{Answer, Attempt, Calls, NanWatch};
+use super::message::Crop;
+use super::progress::{Progress, Step};
 use crate::error::Error;
-use crate::model::Embedder;
-use crate::row::{Finished, ImageId, Outcome, RowError};
+use crate::geometry::Size;
+use crate::model::{Embedder, Loaded, ModelError};
+use crate::row::{Finished, RowError, Stage};
 
 /// Runs batches until `crops` is closed. The session is dropped when this returns.
 pub(super) fn run(
     job: &Job<'_>,
     mut embedder: Box<dyn Embedder>,
-    crops: &Receiver<EmbedBatch>,
-    commit: &Sender<Finished>,
+    mut calls: Calls<'_>,
+    budget: &Budget,
+    crops: &Receiver<Crop>,
+    (assembly, commit): (&Assembly, &Sender<Finished>),
 ) -> Result<(), Error> {
     let size = embedder.input().size;
-    let mut nan = NanWatch::default();
-    let mut open: HashMap<ImageId, Embedding> = HashMap::new();
-    for EmbedBatch { opened, slots, tensor } in crops {
-        open.extend(opened.into_iter().map(|image| (image.claim.id, Embedding::new(image))));
+    // Whoever cuts an image's crops says that it has come, after the last of them.
+    let mut batches = Batches::new(crops, (job.progress, budget), Stage::Embed, job.on_host, |_| (), |_| ());
+    let (mut nan, mut stack) = (NanWatch::default(), Stack::default());
+    while let Some(batch) = batches.next(|()| calls.images(size)) {
         if job.stop.is_ending() {
             continue;
         }
-        let answer = job.progress.timed(Place::Embed, || {
-            // Both closures need the session, one after the other.
-            let session = RefCell::new(&mut embedder);
-            call_or_split(
-                slots.len(),
-                &mut |range| {
-                    if range.len() == slots.len() {
-                        return session.borrow_mut().embed(&tensor);
-                    }
-                    session.borrow_mut().embed(&tensor.slice(s![range, .., .., ..]).to_owned())
-                },
-                &mut || session.borrow_mut().embed(&stack(iter::empty(), 1, size)).is_ok(),
-            )
-        })?;
-        let Answer::Given(answers) = answer else { continue };
+        Progress::add(&job.progress.input_values, 3 * size.pixels() * batch.len() as u64);
+        let mut attempt = Batch { embedder: embedder.as_mut(), stack: &mut stack, crops: &batch, size };
+        let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { continue };
         nan.look(&answers)?;
-        for (slot, answer) in slots.into_iter().zip(answers) {
-            let Some(image) = open.get_mut(&slot.image) else { continue };
-            if image.fill(&slot, answer) {
-                let id = slot.image;
-                if let Some(image) = open.remove(&id) {
-                    let _ = commit.send(image.finish());
-                }
+        for (Crop { image, region, tensor }, answer) in batch.into_iter().zip(answers) {
+            let vector = tensor.and_then(|_| Ok(answer?));
+            if let Some(ended) = assembly.fill(image, region, vector) {
+                job.progress.send(Step::Embed, Step::Commit, commit, ended);
             }
         }
     }
     Ok(())
 }
 
-/// An image that still lacks vectors.
-struct Embedding {
-    image: Opened,
-    missing: usize,
-    error: Option<RowError>,
+/// Crops before their embedder.
+struct Batch<'a> {
+    embedder: &'a mut dyn Embedder,
+    stack: &'a mut Stack,
+    crops: &'a [Crop],
+    size: Size,
 }
 
-impl Embedding {
-    fn new(image: Opened) -> Self {
-        Self { missing: image.regions.iter().filter(|r| !r.embedded).count(), image, error: None }
+impl Attempt for Batch<'_> {
+    type Answer = Vec<f32>;
+
+    fn model(&mut self) -> &mut dyn Loaded {
+        self.embedder
     }
 
-    /// Takes one answer; true when it was the last.
-    fn fill(&mut self, slot: &Slot, answer: Result<Vec<f32>, RowError>) -> bool {
-        match slot.error.clone().map_or(answer, Err) {
-            Ok(vector) => self.image.regions[slot.region].vector = Some(vector),
-            // The first error speaks for the image.
-            Err(error) => self.error = self.error.take().or(Some(error)),
-        }
-        self.missing -= 1;
-        self.missing == 0
+    fn call(&mut self, range: Range<usize>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError> {
+        // A crop that could not be made is a blank image here; its error stands.
+        let images = self.crops[range.clone()].iter().map(|c| c.tensor.as_deref().unwrap_or(&[]));
+        let tensor = self.stack.of(images, range.len(), self.size);
+        let answers = self.embedder.embed(&tensor);
+        self.stack.keep(tensor);
+        answers
     }
 
-    fn finish(self) -> Finished {
-        let Opened { claim, facts, raw, regions } = self.image;
-        let embed = self.error.map_or(Ok(()), |error| Err(error.at(&claim.path)));
-        finished(&claim, Some(facts), Outcome::Done { raw, regions, embed: Some(embed) })
+    fn blank(&mut self) -> bool {
+        let blank = self.stack.of(iter::empty(), 1, self.size);
+        self.embedder.embed(&blank).is_ok()
     }
 }

@@ -1,46 +1,55 @@
-//! What goes through the channels. Every message carries its claim, so that every claim finds its outcome.
-
-use std::sync::Arc;
-
-use ndarray::Array4;
+//! What goes through the channels. Every message carries its claim or its image, so that every claim finds its outcome.
 
 use super::budget::Reservation;
 use crate::geometry::{Placement, Size};
 use crate::model;
-use crate::pixels::picture;
+use crate::pixels::header::Probed;
+use crate::pixels::picture::Picture;
 use crate::pixels::tensor::Placed;
 use crate::row::{Claim, FileStamp, Finished, ImageFacts, ImageId, Outcome, Raw, Region, RowError};
 
 /// From `decode` to `detect`: an upright picture and its tensor.
 pub struct Decoded {
-    /// The row.
-    pub claim: Claim,
-    /// What decoding learned.
-    pub facts: ImageFacts,
-    /// The upright picture; `crop` takes its pieces from it.
-    pub pixels: picture::Picture,
+    /// The picture and what is known of it.
+    pub image: Image,
     /// `[3, height, width]` of the detector's input, flat.
     pub tensor: Vec<f32>,
     /// Width and height of the tensor.
     pub size: Size,
     /// Where the picture lies in the tensor.
     pub placed: Placed,
-    /// Host memory of all of this.
+}
+
+/// An image on its way.
+pub struct Image {
+    /// The row.
+    pub claim: Claim,
+    /// What decoding learned; `None` where nothing was decoded yet.
+    pub facts: Option<ImageFacts>,
+    /// The file, to be decoded once more for small regions.
+    pub probed: Probed,
+    /// The upright picture; `None` where all of its regions need another scale.
+    pub picture: Option<Picture>,
+    /// What a second decode may need, in bytes; 0 where there will be none.
+    pub again_bytes: u64,
+    /// Host memory of all of this, and of the second decode.
     pub held: Reservation,
+}
+
+impl Image {
+    /// Gives back what is not needed any more once the detector's tensor is gone.
+    pub fn shrink(&mut self) {
+        let picture = self.picture.as_ref().map_or(0, Picture::bytes);
+        self.held.shrink_to(picture + self.again_bytes);
+    }
 }
 
 /// To `crop`: a picture and where to look in it.
 pub struct Located {
-    /// The row.
-    pub claim: Claim,
-    /// What decoding learned.
-    pub facts: ImageFacts,
-    /// The upright picture.
-    pub pixels: picture::Picture,
+    /// The picture and what is known of it.
+    pub image: Image,
     /// Where to look.
     pub found: Origin,
-    /// Host memory of all of this.
-    pub held: Reservation,
 }
 
 /// Where the regions of a picture come from.
@@ -53,14 +62,29 @@ pub enum Origin {
     Whole,
 }
 
-/// From `crop` to `embed`: crops of several images, and the images whose first crop is among them.
-pub struct EmbedBatch {
-    /// Images that begin in this batch.
-    pub opened: Vec<Opened>,
-    /// One per row of `tensor`.
-    pub slots: Vec<Slot>,
-    /// `[n, 3, height, width]` of the embedder's input.
-    pub tensor: Array4<f32>,
+/// From `crop` to `embed`: one region as a tensor.
+pub struct Crop {
+    /// The image.
+    pub image: ImageId,
+    /// Index into its regions.
+    pub region: usize,
+    /// `[3, height, width]` of the embedder's input, flat; or why there is none.
+    pub tensor: Result<Vec<f32>, NoCrop>,
+}
+
+/// Why a region has no tensor.
+#[derive(Clone, Debug)]
+pub enum NoCrop {
+    /// The row fails.
+    Refused(RowError),
+    /// The row begins anew: its regions are those of another picture.
+    FileChanged,
+}
+
+impl From<RowError> for NoCrop {
+    fn from(error: RowError) -> Self {
+        Self::Refused(error)
+    }
 }
 
 /// An image whose regions are being embedded.
@@ -68,40 +92,11 @@ pub struct Opened {
     /// The row.
     pub claim: Claim,
     /// What decoding learned.
-    pub facts: ImageFacts,
+    pub facts: Option<ImageFacts>,
     /// What they were selected from, where `detect` ran.
     pub raw: Option<Raw>,
     /// All its regions; at least one of them waits for its vector.
     pub regions: Vec<Region>,
-}
-
-/// Which region a row of the tensor is.
-pub struct Slot {
-    /// The image.
-    pub image: ImageId,
-    /// Index into its regions.
-    pub region: usize,
-    /// Why the row holds nothing.
-    pub error: Option<RowError>,
-}
-
-/// A picture that several crops share; its memory is given back with the last of them.
-pub struct Picture {
-    /// The upright picture.
-    pub pixels: picture::Picture,
-    /// Its host memory.
-    #[expect(dead_code, reason = "held until the last crop drops it")]
-    pub held: Reservation,
-}
-
-/// One crop to be made.
-pub struct Piece {
-    /// What to cut from.
-    pub picture: Arc<Picture>,
-    /// Which region it will be.
-    pub slot: Slot,
-    /// Where to cut, in pixels of the picture.
-    pub bbox: crate::geometry::BoxPx,
 }
 
 /// The outcome of `claim`, with what is known of its file.

@@ -1,43 +1,62 @@
 //! The flow on one page: [`run`] makes the channels, spawns one named thread per stage, joins them in order
 //! and returns a summary. A stage knows `message` and its own work, never another stage.
 
+mod assemble;
 mod batch;
 mod budget;
+mod calls;
 mod commit;
+pub mod cores;
 mod crop;
 pub mod crop_file;
 mod decode;
 mod detect;
 mod embed;
+pub mod measure;
 mod message;
 pub mod progress;
 mod read;
+mod source;
+pub mod staged;
 pub mod stop;
+pub mod tune;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 use crossbeam_channel::bounded;
 
-use crate::config::{RunConfig, Stale};
+use crate::config::{Batch, RunConfig, Stale};
 use crate::db::Db;
 use crate::db::claim::RunId;
 use crate::db::due::InForce;
 use crate::error::Error;
-use crate::model::{Models, Terminator};
+use crate::model::{Loaded, Models, Terminator};
+use crate::pixels::decode::FILE_BYTES_KEPT;
 use crate::recipe::ImageInput;
+use crate::row::Stage;
+use assemble::Assembly;
 use budget::Budget;
-use progress::Progress;
+use calls::Calls;
+use cores::Cores;
+use measure::Instruments;
+use progress::{Progress, Step};
 use stop::Stop;
+use tune::{Learning, Tuner};
 
 /// Claims between `read` and `decode`; the rest of a page waits in `read`.
 const CLAIMS_WAITING: usize = 8;
 
-/// Batches of crops between `crop` and `embed`: one is ready while another is worked on.
-const EMBED_BATCHES_READY: usize = 2;
+/// Images in one call that `--batch auto` tries at most; on a CPU more than a few gain nothing.
+const BATCH_MOST_ON_HOST: usize = 8;
+const BATCH_MOST_ON_GPU: usize = 128;
+
+/// One part in so many of `--memory` is for the tensors of one stage's batch.
+const BATCHES_SHARE: u64 = 8;
 
 /// Outcomes between the stages and `commit`; senders wait when a commit takes long.
-const OUTCOMES_WAITING: usize = 1024;
+const OUTCOMES_WAITING: usize = 4096;
 
 /// One run's shared things, seen by every stage.
 #[derive(Clone, Copy)]
@@ -52,8 +71,18 @@ pub struct Job<'a> {
     pub in_force: InForce,
     /// What becomes of finished rows of other recipes.
     pub stale: Stale,
+    /// Stages whose rows are claimed: those with a model in this pass.
+    pub stages: &'a [Stage],
     /// Decoding, resizing and cropping happen here and nowhere else.
     pub pool: &'a rayon::ThreadPool,
+    /// Permits to compute on the host.
+    pub cores: &'a Cores,
+    /// Sessions compute on the host, and share its cores with the pool.
+    pub on_host: bool,
+    /// Batch sizes that earlier runs found.
+    pub learnt: &'a Learning,
+    /// Memory of the device and the metrics file.
+    pub instruments: &'a Instruments,
     /// Counters.
     pub progress: &'a Progress,
     /// Soft and hard stops.
@@ -64,7 +93,8 @@ pub struct Job<'a> {
 struct Shapes {
     detect: Option<ImageInput>,
     embed: Option<ImageInput>,
-    embed_batch: usize,
+    /// Pixels of a picture per pixel of the embedder's input, at least; `None` for full size.
+    embed_spare: Option<u32>,
 }
 
 /// How a run ended.
@@ -86,37 +116,55 @@ pub struct Summary {
 /// # Errors
 /// The first error of a stage, in the order of the flow; finished rows are stored.
 pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
-    let shapes = Shapes::of(&models, job.config.batch);
+    let room = Room::of(job, &models);
+    let shapes = Shapes {
+        detect: models.detector.as_ref().map(|d| d.input().clone()),
+        embed: models.embedder.as_ref().map(|e| e.input().clone()),
+        embed_spare: job.config.decode.mode.embedder_spare(models.embedder.as_ref().is_some_and(|e| e.has_patches())),
+    };
     let terminators = terminators(&models);
-    let in_flight = images_in_flight(job.config);
-    let budget = Budget::new(job.config.memory_bytes.saturating_sub(shapes.batch_bytes(job.config)), in_flight);
-    let Models { detector, embedder, .. } = models;
+    let budget = Budget::new(room.images_bytes, room.images);
+    let Models { detector, embedder, more_detectors, more_embedders, threads_per_session, .. } = models;
+    let detectors: Vec<_> = detector.into_iter().chain(more_detectors).collect();
+    let embedders: Vec<_> = embedder.into_iter().chain(more_embedders).collect();
+    job.progress.sessions.store(detectors.len().max(embedders.len()), Ordering::Relaxed);
+    let assembly = Arc::new(Assembly::default());
+    let (detect_tuner, embed_tuner) = (&Mutex::new(room.detect), &Mutex::new(room.embed));
     let result: Result<(), Error> = std::thread::scope(|scope| {
         let (claimed_tx, claimed_rx) = bounded(CLAIMS_WAITING);
         // As many as the budget admits: a thread of the pool never waits for room.
-        let (decoded_tx, decoded_rx) = bounded(in_flight);
-        let (located_tx, located_rx) = bounded(in_flight);
-        let (crops_tx, crops_rx) = bounded(EMBED_BATCHES_READY);
+        let (decoded_tx, decoded_rx) = bounded(room.images);
+        let (located_tx, located_rx) = bounded(room.images);
+        let (crops_tx, crops_rx) = bounded(room.crops);
         let (commit_tx, commit_rx) = bounded(OUTCOMES_WAITING);
         let decode_exits = decode::Exits {
-            detect: detector.is_some().then_some(decoded_tx),
+            detect: (!detectors.is_empty()).then_some(decoded_tx),
             crop: located_tx.clone(),
             commit: commit_tx.clone(),
         };
-        let crop_exits = crop::Exits { embed: embedder.is_some().then_some(crops_tx), commit: commit_tx.clone() };
-        let (shapes, budget, terminators) = (&shapes, &budget, &terminators);
+        let crop_exits = crop::Exits {
+            embed: (!embedders.is_empty()).then_some(crops_tx),
+            assembly: Arc::clone(&assembly),
+            commit: commit_tx.clone(),
+        };
+        let (shapes, budget, terminators, assembly) = (&shapes, &budget, &terminators, &*assembly);
+        let calls = |step, tuner| Calls::new(job.progress, job.cores, threads_per_session, step, tuner);
         let (detect_commit, embed_commit) = (commit_tx.clone(), commit_tx);
         let stages = [
             stage(scope, job.stop, "read", move || read::run(job, &claimed_tx))?,
             stage(scope, job.stop, "decode", move || decode::run(job, shapes, budget, &claimed_rx, &decode_exits))?,
-            stage(scope, job.stop, "detect", move || match detector {
-                Some(detector) => detect::run(job, detector, &decoded_rx, &located_tx, &detect_commit),
-                None => Ok(()),
+            stage(scope, job.stop, "detect", move || {
+                side_by_side(job.stop, detectors, |detector| {
+                    let calls = calls(Step::Detect, detect_tuner);
+                    detect::run(job, detector, calls, budget, &decoded_rx, (&located_tx, &detect_commit))
+                })
             })?,
             stage(scope, job.stop, "crop", move || crop::run(job, shapes, &located_rx, &crop_exits))?,
-            stage(scope, job.stop, "embed", move || match embedder {
-                Some(embedder) => embed::run(job, embedder, &crops_rx, &embed_commit),
-                None => Ok(()),
+            stage(scope, job.stop, "embed", move || {
+                side_by_side(job.stop, embedders, |embedder| {
+                    let calls = calls(Step::Embed, embed_tuner);
+                    embed::run(job, embedder, calls, budget, &crops_rx, (assembly, &embed_commit))
+                })
             })?,
             stage(scope, job.stop, "commit", move || commit::run(job, budget, terminators, &commit_rx))?,
         ];
@@ -134,31 +182,78 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
     })
 }
 
-/// Images between `decode` and the last crop: enough for each session to have its next batches ready.
-fn images_in_flight(config: &RunConfig) -> usize {
-    3 * config.batch + 2 * config.threads
+/// How `--memory` is divided: tensors of whole batches and crops that wait are reserved before the first image.
+struct Room {
+    detect: Tuner,
+    embed: Tuner,
+    /// Crops that wait for the embedder; whoever cuts more waits.
+    crops: usize,
+    /// Images between `decode` and the last crop.
+    images: usize,
+    images_bytes: u64,
 }
 
-impl Shapes {
-    fn of(models: &Models, batch: usize) -> Self {
+impl Room {
+    fn of(job: &Job<'_>, models: &Models) -> Self {
+        let most = if job.on_host { BATCH_MOST_ON_HOST } else { BATCH_MOST_ON_GPU };
+        let for_batches_bytes = job.config.memory_bytes / BATCHES_SHARE;
+        let tuner = |stage, model: Option<&dyn Loaded>| {
+            let images_most = model.and_then(Loaded::fixed_batch).unwrap_or(match job.config.batch {
+                Batch::Auto => most,
+                Batch::Fixed(images) => images,
+            });
+            Tuner::new(stage, job.config.batch, images_most, (for_batches_bytes / 4) as usize, &job.learnt.known)
+        };
+        let detect = tuner(Stage::Detect, models.detector.as_deref().map(|d| d as &dyn Loaded));
+        let embed = tuner(Stage::Embed, models.embedder.as_deref().map(|e| e as &dyn Loaded));
+        let sessions = 1 + models.more_detectors.len().max(models.more_embedders.len());
+        let detect_batch = models.detector.as_ref().map_or(0, |d| sessions * detect.most(d.input().size_most()));
+        let embed_batch = models.embedder.as_ref().map_or(0, |e| sessions * embed.most(e.input().size_most()));
+        let bytes = |input: Option<&ImageInput>| input.map_or(0, |input| 4 * input.values_most() as u64);
+        let crop_bytes = bytes(models.embedder.as_ref().map(|e| e.input()));
+        let crops = (2 * embed_batch).clamp(1, ((for_batches_bytes / crop_bytes.max(1)) as usize).max(1));
+        // The batch itself, those that wait, and in the hands of each thread of the pool a crop and a file.
+        let reserved_bytes = detect_batch as u64 * bytes(models.detector.as_ref().map(|d| d.input()))
+            + (2 * embed_batch + crops + job.config.threads) as u64 * crop_bytes
+            + job.config.threads as u64 * FILE_BYTES_KEPT;
         Self {
-            detect: models.detector.as_ref().map(|d| d.input().clone()),
-            embed: models.embedder.as_ref().map(|e| e.input().clone()),
-            embed_batch: models.embedder.as_ref().and_then(|e| e.fixed_batch()).unwrap_or(batch),
+            detect,
+            embed,
+            crops,
+            // Enough for each session to have its next batches ready.
+            images: 3 * detect_batch.max(embed_batch).max(1) + 2 * job.config.threads,
+            // Half of a tiny budget at least, or every image would have to be alone.
+            images_bytes: job.config.memory_bytes.saturating_sub(reserved_bytes).max(job.config.memory_bytes / 2),
         }
     }
+}
 
-    /// Tensors of whole batches, reserved before the first image.
-    fn batch_bytes(&self, config: &RunConfig) -> u64 {
-        let image = |input: &Option<ImageInput>| input.as_ref().map_or(0, |i| 4 * i.values_most() as u64);
-        let embed_batches = EMBED_BATCHES_READY as u64 + 2;
-        config.batch as u64 * image(&self.detect) + embed_batches * self.embed_batch as u64 * image(&self.embed)
-    }
+/// One thread per session; the first error wins and makes the others leave.
+fn side_by_side<M: Send>(
+    stop: &Stop,
+    models: Vec<M>,
+    work: impl Fn(M) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    let guarded = |model: M| {
+        let abort = AbortUnlessDone(stop);
+        let result = work(model);
+        if result.is_ok() {
+            std::mem::forget(abort);
+        }
+        result
+    };
+    std::thread::scope(|scope| {
+        let guarded = &guarded;
+        let threads: Vec<_> = models.into_iter().map(|model| scope.spawn(move || guarded(model))).collect();
+        let ends: Vec<Result<(), Error>> =
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect();
+        ends.into_iter().collect()
+    })
 }
 
 fn terminators(models: &Models) -> Vec<Terminator> {
-    let detector = models.detector.iter().map(|d| d.terminator());
-    detector.chain(models.embedder.iter().map(|e| e.terminator())).collect()
+    let detectors = models.detector.iter().chain(&models.more_detectors).map(|d| d.terminator());
+    detectors.chain(models.embedder.iter().chain(&models.more_embedders).map(|e| e.terminator())).collect()
 }
 
 type Handle<'scope> = (&'static str, ScopedJoinHandle<'scope, Result<(), Error>>);

@@ -1,37 +1,77 @@
-//! Counters of a run, read by `commit` for samples and by whoever draws a progress bar.
+//! Counters and clocks of a run, read by `commit` for samples and by whoever draws a progress bar.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvError, Sender, TryRecvError, TrySendError};
+
+use super::tune::Learnt;
+use crate::geometry::Scale;
 
 /// Rates are taken over this much of the run's latest work.
 const RATE_WINDOW: Duration = Duration::from_secs(15);
 
-/// The places where time is spent, in the order of the flow.
+/// The steps of the flow, in its order: where time is spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Decoding, resizing and cropping on the pool.
+pub enum Step {
+    /// Claiming rows.
+    Read,
+    /// Reading, decoding and resizing files, on the pool.
     Decode,
     /// The detector's session.
     Detect,
+    /// Selecting and cutting regions, on the pool.
+    Crop,
     /// The embedder's session.
     Embed,
     /// The database.
     Commit,
 }
 
-impl Place {
-    const ALL: [Place; 4] = [Place::Decode, Place::Detect, Place::Embed, Place::Commit];
+impl Step {
+    /// Every step, in the order of the flow.
+    pub const ALL: [Step; 6] = [Step::Read, Step::Decode, Step::Detect, Step::Crop, Step::Embed, Step::Commit];
 
-    /// The word in `samples.slowest`.
+    /// The word in `samples.slowest` and `step_samples.step`.
     pub fn word(self) -> &'static str {
         match self {
+            Self::Read => "read",
             Self::Decode => "decode",
             Self::Detect => "detect",
+            Self::Crop => "crop",
             Self::Embed => "embed",
             Self::Commit => "commit",
         }
     }
+
+    /// Threads that work at it, where the pool has `pool` and each model `sessions`.
+    fn threads(self, pool: usize, sessions: usize) -> usize {
+        match self {
+            Self::Decode | Self::Crop => pool.max(1),
+            Self::Detect | Self::Embed => sessions.max(1),
+            Self::Read | Self::Commit => 1,
+        }
+    }
+}
+
+/// What a step waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The step before it.
+    Input,
+    /// The step behind it, or memory.
+    Output,
+}
+
+/// Times of one step, in nanoseconds summed over its threads, and the messages that wait before it.
+#[derive(Debug, Default)]
+struct Clock {
+    busy_ns: AtomicU64,
+    input_ns: AtomicU64,
+    output_ns: AtomicU64,
+    queued: AtomicI64,
 }
 
 /// Counters since the start of the run.
@@ -51,18 +91,66 @@ pub struct Progress {
     pub embedded: AtomicU64,
     /// Results that were not stored because somebody else had the row.
     pub dropped: AtomicU64,
+    /// Numbers in the tensors that models were called with.
+    pub input_values: AtomicU64,
+    /// How many of them were filling and no picture.
+    pub padding_values: AtomicU64,
+    /// Pictures decoded, second decodes of small regions among them.
+    pub decodes: AtomicU64,
+    /// Sum of `1000 / denominator` of the scales they were decoded at.
+    pub decode_permille: AtomicU64,
     /// Nothing is pending: `read` only waits for what is in flight.
     pub draining: AtomicBool,
-    busy_ns: [AtomicU64; 4],
+    clocks: [Clock; 6],
+    /// Sessions of each model, side by side.
+    pub sessions: AtomicUsize,
+    learnt: Mutex<Vec<Learnt>>,
 }
 
 impl Progress {
-    /// Counts the time that `work` takes for `place`.
-    pub fn timed<T>(&self, place: Place, work: impl FnOnce() -> T) -> T {
-        let began = Instant::now();
-        let result = work();
-        self.busy_ns[place as usize].fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        result
+    /// Counts the time that `work` takes for `step`.
+    pub fn timed<T>(&self, step: Step, work: impl FnOnce() -> T) -> T {
+        timed(&self.clocks[step as usize].busy_ns, work)
+    }
+
+    /// Counts the time that `step` waits.
+    pub fn waits<T>(&self, step: Step, what: Wait, wait: impl FnOnce() -> T) -> T {
+        let clock = &self.clocks[step as usize];
+        timed(if what == Wait::Input { &clock.input_ns } else { &clock.output_ns }, wait)
+    }
+
+    /// Hands a message to the step behind; false where that has left.
+    pub fn send<T>(&self, from: Step, to: Step, tx: &Sender<T>, message: T) -> bool {
+        self.clocks[to as usize].queued.fetch_add(1, Ordering::Relaxed);
+        match tx.try_send(message) {
+            Ok(()) => true,
+            Err(TrySendError::Disconnected(_)) => false,
+            Err(TrySendError::Full(message)) => self.waits(from, Wait::Output, || tx.send(message)).is_ok(),
+        }
+    }
+
+    /// Takes a message from the step before.
+    ///
+    /// # Errors
+    /// That has left and nothing is waiting.
+    pub fn recv<T>(&self, at: Step, rx: &Receiver<T>) -> Result<T, RecvError> {
+        let message = match rx.try_recv() {
+            Err(TryRecvError::Empty) => self.waits(at, Wait::Input, || rx.recv())?,
+            other => other.map_err(|_| RecvError)?,
+        };
+        self.taken(at);
+        Ok(message)
+    }
+
+    /// A message that waited before `step` was taken out.
+    pub fn taken(&self, step: Step) {
+        self.clocks[step as usize].queued.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Counts a picture that was decoded at that scale.
+    pub fn decoded(&self, scale: Scale) {
+        Self::add(&self.decodes, 1);
+        Self::add(&self.decode_permille, 1000 / u64::from(scale.denominator()));
     }
 
     /// Adds to a counter.
@@ -80,36 +168,131 @@ impl Progress {
         Self::get(&self.claimed).saturating_sub(Self::get(&self.ended))
     }
 
-    fn snapshot(&self, decode_threads: usize) -> Snapshot {
-        let mut busy_ns = [0; 4];
-        for (value, counter) in busy_ns.iter_mut().zip(&self.busy_ns) {
-            *value = Self::get(counter);
-        }
-        // The pool's time is spread over its threads.
-        busy_ns[Place::Decode as usize] /= decode_threads.max(1) as u64;
+    /// A batch size that was found by measurement, for `commit` to store.
+    pub fn learn(&self, learnt: Learnt) {
+        self.learnt.lock().unwrap_or_else(PoisonError::into_inner).push(learnt);
+    }
+
+    /// What was learnt since the last call.
+    pub fn take_learnt(&self) -> Vec<Learnt> {
+        std::mem::take(&mut self.learnt.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// All counters now; `threads` is the size of the pool.
+    pub fn snapshot(&self, threads: usize) -> Snapshot {
+        let steps = Step::ALL.map(|step| {
+            let clock = &self.clocks[step as usize];
+            // Time of the pool's steps is spread over its threads.
+            let sessions = self.sessions.load(Ordering::Relaxed);
+            let share = |ns: &AtomicU64, among: usize| Duration::from_nanos(Self::get(ns) / among as u64);
+            // One thread hands work to the pool; it is the one that waits.
+            let waiting = if matches!(step, Step::Detect | Step::Embed) { sessions.max(1) } else { 1 };
+            StepTimes {
+                busy: share(&clock.busy_ns, step.threads(threads, sessions)),
+                waiting_in: share(&clock.input_ns, waiting),
+                waiting_out: Duration::from_nanos(Self::get(&clock.output_ns)),
+                queued: clock.queued.load(Ordering::Relaxed).max(0) as u64,
+            }
+        });
         Snapshot {
-            ended: Self::get(&self.ended),
             at: Instant::now(),
+            ended: Self::get(&self.ended),
             detected: Self::get(&self.detected),
             embedded: Self::get(&self.embedded),
-            busy_ns,
+            input_values: Self::get(&self.input_values),
+            padding_values: Self::get(&self.padding_values),
+            decodes: Self::get(&self.decodes),
+            decode_permille: Self::get(&self.decode_permille),
+            steps,
         }
     }
 }
 
-#[derive(Clone, Copy)]
-struct Snapshot {
+fn timed<T>(counter: &AtomicU64, work: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let result = work();
+    counter.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    result
+}
+
+/// Times of one step since the start of the run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepTimes {
+    /// Working, per thread.
+    pub busy: Duration,
+    /// Waiting for the step before.
+    pub waiting_in: Duration,
+    /// Waiting for the step behind, or for memory.
+    pub waiting_out: Duration,
+    /// Messages that wait before it now.
+    pub queued: u64,
+}
+
+/// The counters at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Snapshot {
     at: Instant,
     ended: u64,
     detected: u64,
     embedded: u64,
-    busy_ns: [u64; 4],
+    input_values: u64,
+    padding_values: u64,
+    decodes: u64,
+    decode_permille: u64,
+    steps: [StepTimes; 6],
+}
+
+/// What one step did of the time between two snapshots: shares from 0 to 1 of its threads' time.
+#[derive(Clone, Copy, Debug)]
+pub struct StepShare {
+    /// Which.
+    pub step: Step,
+    /// Working.
+    pub busy: f64,
+    /// Waiting for the step before.
+    pub waiting_in: f64,
+    /// Waiting for the step behind, or for memory.
+    pub waiting_out: f64,
+    /// Messages that waited before it at the end.
+    pub queued: u64,
+}
+
+impl Snapshot {
+    /// What every step did since `then`.
+    pub fn shares_since(&self, then: &Snapshot) -> [StepShare; 6] {
+        let seconds = (self.at - then.at).as_secs_f64().max(1e-3);
+        Step::ALL.map(|step| {
+            let (now, then) = (&self.steps[step as usize], &then.steps[step as usize]);
+            let share = |now: Duration, then: Duration| (now.saturating_sub(then).as_secs_f64() / seconds).min(1.0);
+            StepShare {
+                step,
+                busy: share(now.busy, then.busy),
+                waiting_in: share(now.waiting_in, then.waiting_in),
+                waiting_out: share(now.waiting_out, then.waiting_out),
+                queued: now.queued,
+            }
+        })
+    }
+
+    /// Share of the models' input that was filling since `then`, 0 to 1.
+    pub fn padding_since(&self, then: &Snapshot) -> f64 {
+        let values = self.input_values - then.input_values;
+        (self.padding_values - then.padding_values) as f64 / values.max(1) as f64
+    }
+
+    /// Mean scale of what was decoded since `then`: 1 full size, 0.125 an eighth. 1 where nothing was.
+    pub fn decode_scale_since(&self, then: &Snapshot) -> f64 {
+        match self.decodes - then.decodes {
+            0 => 1.0,
+            n => (self.decode_permille - then.decode_permille) as f64 / 1000.0 / n as f64,
+        }
+    }
 }
 
 /// Rates over a sliding window of this run's own work. What was done before the run counts for nothing.
 pub struct Rates {
     window: VecDeque<Snapshot>,
-    decode_threads: usize,
+    threads: usize,
 }
 
 /// The run's speed lately.
@@ -121,31 +304,70 @@ pub struct Rate {
     pub detect_per_s: f64,
     /// Images per second through `embed`.
     pub embed_per_s: f64,
-    /// Where most time goes.
-    pub slowest: Place,
+    /// The step that worked most.
+    pub slowest: Step,
 }
 
 impl Rates {
-    /// Begins now.
-    pub fn new(progress: &Progress, decode_threads: usize) -> Self {
-        Self { window: VecDeque::from([progress.snapshot(decode_threads)]), decode_threads }
+    /// Begins now; `threads` is the size of the pool.
+    pub fn new(progress: &Progress, threads: usize) -> Self {
+        Self { window: VecDeque::from([progress.snapshot(threads)]), threads }
     }
 
     /// The rate since the oldest snapshot in the window; takes a new snapshot.
     pub fn sample(&mut self, progress: &Progress) -> Rate {
-        let now = progress.snapshot(self.decode_threads);
+        let now = progress.snapshot(self.threads);
         while self.window.len() > 1 && now.at - self.window[0].at > RATE_WINDOW {
             self.window.pop_front();
         }
         let then = self.window[0];
         self.window.push_back(now);
         let seconds = (now.at - then.at).as_secs_f64().max(1e-3);
-        let busy = |place: Place| now.busy_ns[place as usize] - then.busy_ns[place as usize];
+        let busiest = now.shares_since(&then).into_iter().max_by(|a, b| a.busy.total_cmp(&b.busy));
         Rate {
             ended_per_s: (now.ended - then.ended) as f64 / seconds,
             detect_per_s: (now.detected - then.detected) as f64 / seconds,
             embed_per_s: (now.embedded - then.embedded) as f64 / seconds,
-            slowest: Place::ALL.into_iter().max_by_key(|p| busy(*p)).unwrap_or(Place::Decode),
+            slowest: busiest.map_or(Step::Decode, |s| s.step),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_for_a_full_queue_and_for_an_empty_one_are_told_apart() {
+        let progress = Progress::default();
+        let before = progress.snapshot(1);
+        let (tx, rx) = crossbeam_channel::bounded(1);
+        std::thread::scope(|scope| {
+            let progress = &progress;
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(40));
+                for message in 0..2 {
+                    assert!(progress.send(Step::Read, Step::Decode, &tx, message));
+                }
+            });
+            assert_eq!(progress.recv(Step::Decode, &rx), Ok(0));
+            std::thread::sleep(Duration::from_millis(40));
+            assert_eq!(progress.recv(Step::Decode, &rx), Ok(1));
+            assert!(progress.recv(Step::Decode, &rx).is_err());
+        });
+        let shares = progress.snapshot(1).shares_since(&before);
+        let of = |step: Step| shares[step as usize];
+        assert!(of(Step::Decode).waiting_in > 0.2, "{shares:?}");
+        assert_eq!((of(Step::Decode).waiting_out, of(Step::Decode).queued, of(Step::Read).waiting_in), (0.0, 0, 0.0));
+    }
+
+    #[test]
+    fn the_pools_time_is_spread_over_its_threads() {
+        let progress = Progress::default();
+        let before = progress.snapshot(4);
+        progress.timed(Step::Decode, || std::thread::sleep(Duration::from_millis(40)));
+        let shares = progress.snapshot(4).shares_since(&before);
+        let busy = shares[Step::Decode as usize].busy;
+        assert!((0.15..=0.26).contains(&busy), "{busy}");
     }
 }

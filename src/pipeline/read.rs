@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 
-use super::progress::Progress;
+use super::progress::{Progress, Step, Wait};
 use super::stop::Stop;
 use super::{Job, lock};
 use crate::config::Stale;
@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::row::{Claim, Stage};
 
 /// Rows claimed at once. A crash makes at most this many rows, and those in flight, be done again.
-const PAGE_ROWS: usize = 64;
+const PAGE_ROWS: usize = 256;
 
 /// How long to wait for rows in flight before looking for pending ones again.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -28,13 +28,14 @@ pub(super) fn run(job: &Job<'_>, claimed: &Sender<Claim>) -> Result<(), Error> {
         db: job.db,
         tokens: Tokens::new(job.run),
         in_force: job.in_force,
+        stages: job.stages,
         stale: job.stale,
         settled_to: Some(0),
         cursors: [0; 2],
         left: job.config.limit.unwrap_or(u64::MAX),
     };
     while !job.stop.is_asked() && reader.left > 0 {
-        let page = reader.next_page()?;
+        let page = job.progress.timed(Step::Read, || reader.next_page())?;
         Progress::add(&job.progress.claimed, page.len() as u64);
         let page_is_empty = page.is_empty();
         if page_is_empty && !reader.wait_for_more(job.progress, job.stop)? {
@@ -43,7 +44,7 @@ pub(super) fn run(job: &Job<'_>, claimed: &Sender<Claim>) -> Result<(), Error> {
         job.progress.draining.store(page_is_empty, Ordering::Relaxed);
         for claim in page {
             // The rest of the page is given back at the end.
-            if job.stop.is_asked() || claimed.send(claim).is_err() {
+            if job.stop.is_asked() || !job.progress.send(Step::Read, Step::Decode, claimed, claim) {
                 return Ok(());
             }
         }
@@ -55,6 +56,8 @@ struct Reader<'a> {
     db: &'a Mutex<Db>,
     tokens: Tokens,
     in_force: InForce,
+    /// Stages whose rows are claimed.
+    stages: &'a [Stage],
     stale: Stale,
     /// Where the sweep that makes rows due has come to; `None` when it is through.
     settled_to: Option<i64>,
@@ -71,17 +74,11 @@ impl Reader<'_> {
             if let Some(after) = self.settled_to {
                 self.settled_to = lock(self.db).settle_chunk(after, self.in_force, self.stale)?;
             }
-            for stage in Stage::ALL {
-                let due = match stage {
-                    Stage::Detect => self.in_force.detect.is_some(),
-                    Stage::Embed => self.in_force.embed.is_some(),
-                };
-                if due {
-                    let page = self.page_of(stage)?;
-                    if !page.is_empty() {
-                        self.left -= page.len() as u64;
-                        return Ok(page);
-                    }
+            for stage in self.stages {
+                let page = self.page_of(*stage)?;
+                if !page.is_empty() {
+                    self.left -= page.len() as u64;
+                    return Ok(page);
                 }
             }
             if self.settled_to.is_none() {
@@ -111,7 +108,7 @@ impl Reader<'_> {
             return Ok(false);
         }
         if progress.in_flight() > 0 {
-            std::thread::sleep(LOOK_AGAIN);
+            progress.waits(Step::Read, Wait::Output, || std::thread::sleep(LOOK_AGAIN));
         } else if lock(self.db).rescue_dead_runs()?.iter().all(|(_, images)| *images == 0) {
             return Ok(false);
         }

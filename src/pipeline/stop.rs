@@ -48,3 +48,14 @@ impl Stop {
         self.asked_at.get().copied()
     }
 }
+
+/// The pool keeps a panic to itself until all its work is done, and `read` would wait for the lost image.
+pub struct AbortOnPanic<'a>(pub &'a Stop);
+
+impl Drop for AbortOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abort();
+        }
+    }
+}

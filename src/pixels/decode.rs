@@ -127,6 +127,7 @@ fn decode_opened(file: File, probed: &Probed, config: &DecodeConfig, scale: Scal
         orientation: probed.orientation,
         orientation_source: probed.orientation_source,
         components: probed.components,
+        scale,
         truncated,
     };
     Ok(Upright { picture: Picture::scaled(pixels, probed.upright, scale), facts })

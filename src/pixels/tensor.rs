@@ -43,18 +43,8 @@ pub struct Placed {
     pub valid: Size,
 }
 
-/// Pixels that a scaled picture has per pixel of a detector's input, along a side and at least. With 1, 51 of 53 boxes
-/// of a YOLOv3-tiny in photos of 2 to 12 MP kept an IoU of 0.95 with those of the exact decode; with 2, 46 of 46, at
-/// 0.987 or more.
-pub const DETECTOR_SPARE: u32 = 2;
-
-/// The same of an embedder's input. Least cosine of an EfficientNet-Lite0's vectors with the exact ones, over 154 crops
-/// of photos of 2 to 12 MP: 0.9924 with 1 to 2 pixels, 0.99944 with 2 to 3, 0.99919 with 3 to 4, 0.99957 with 4 and
-/// more.
-pub const EMBEDDER_SPARE: u32 = 4;
-
 /// The pixels that a region of `region` pixels should have in the picture from which it is resized: `spare` times what
-/// it gets in the input, so that the resizer has something to average. Of [`Fit::Center`] what it gets before its
+/// it gets in the input ([`Decode`](crate::recipe::Decode) says how often), so that the resizer has something to average. Of [`Fit::Center`] what it gets before its
 /// borders are cut off. All of them for [`Fit::SquareBlur`], whose blur depends on the size of the image.
 pub fn wanted(region: Size, input: &ImageInput, spare: u32) -> Size {
     let whole = IntBox::whole(region);

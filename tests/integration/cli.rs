@@ -100,8 +100,7 @@ fn settings_given_while_nothing_is_pending_are_remembered() {
     picture(78, 50, 50).save(Path::new(&photos).join("new.png")).unwrap();
     expect(&call(&["add", &db, &photos]), 0);
     expect(&call(&["run", &db]), 0);
-    let last =
-        "SELECT settings LIKE '%\"batch\":2%' AND settings LIKE '%\"best\":1%' FROM runs ORDER BY id DESC LIMIT 1";
+    let last = "SELECT settings LIKE '%\"batch_size\":{\"fixed\":2}%' AND settings LIKE '%\"best\":1%' FROM runs ORDER BY id DESC LIMIT 1";
     assert_eq!(number(Path::new(&db), last), 1);
     assert_eq!(number(Path::new(&db), "SELECT count(*) <= 1 FROM regions WHERE image_id = 3"), 1);
 }

@@ -363,6 +363,7 @@ fn another_file_leaves_no_vector_of_the_old_one() {
         orientation: Default::default(),
         orientation_source: "none",
         components: 3,
+        scale: croprow::geometry::Scale::FULL,
         truncated: false,
     };
     let store = |db: &mut Db, tokens: &mut Tokens, stage, mtime_ns, vector: Option<f32>| {

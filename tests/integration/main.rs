@@ -11,6 +11,7 @@ mod doctor;
 mod golden;
 mod input;
 mod measurements;
+mod memory;
 mod models;
 mod parity;
 mod pipeline;

@@ -6,7 +6,7 @@ use croprow::db::Db;
 use croprow::db::batch_sizes::LearntBatch;
 use croprow::db::claim::RunId;
 use croprow::db::recipes::StoredRecipe;
-use croprow::db::runs::{NewRun, Sample, StageSample};
+use croprow::db::runs::{NewRun, Sample, StepSample};
 use croprow::geometry::Size;
 use rusqlite::Connection;
 
@@ -102,33 +102,33 @@ fn what_was_learnt_of_batches_is_kept_by_model_device_and_shape() {
 }
 
 #[test]
-fn a_run_keeps_its_samples_its_stages_and_its_summary_and_they_go_with_it() {
+fn a_run_keeps_its_samples_its_steps_and_its_summary_and_they_go_with_it() {
     let (_folder, path, mut db) = database();
     let run = begin(&mut db);
     let sample =
         Sample { device_bytes: 3 << 30, padding: 0.25, decode_scale: 0.5, slowest: "embed", ..Sample::default() };
-    let stages = ["read", "decode", "detect", "crop", "embed", "commit"].map(|stage| StageSample {
-        stage,
+    let steps = ["read", "decode", "detect", "crop", "embed", "commit"].map(|step| StepSample {
+        step,
         busy: 0.5,
         waiting_in: 0.25,
         waiting_out: 0.125,
         queued: 7,
     });
-    db.heartbeat(run, &sample, &stages).unwrap();
+    db.heartbeat(run, &sample, &steps).unwrap();
     let conn = Connection::open(&path).unwrap();
     conn.execute_batch("PRAGMA foreign_keys = ON").unwrap();
-    let stored = "SELECT count(*) FROM samples JOIN stage_samples USING (run_id, at)
+    let stored = "SELECT count(*) FROM samples JOIN step_samples USING (run_id, at)
                   WHERE device_bytes = 3 << 30 AND padding = 0.25 AND decode_scale = 0.5
                     AND busy = 0.5 AND waiting_in = 0.25 AND waiting_out = 0.125 AND queued = 7";
     assert_eq!(number(&path, stored), 6);
-    let unknown = StageSample { stage: "describe", ..stages[0] };
-    assert!(db.heartbeat(run, &sample, &[unknown]).is_err(), "no such stage");
+    let unknown = StepSample { step: "describe", ..steps[0] };
+    assert!(db.heartbeat(run, &sample, &[unknown]).is_err(), "no such step");
     assert_eq!(number(&path, "SELECT count(*) FROM samples"), 1, "all of a heartbeat or nothing");
     db.end_run(run, "complete", 0, 0, 0, Some(r#"{"images": 12}"#)).unwrap();
     assert_eq!(number(&path, "SELECT summary ->> 'images' FROM runs"), 12);
-    assert!(conn.execute("INSERT INTO stage_samples VALUES (99, 0, 'read', 0, 0, 0, 0)", []).is_err(), "no such run");
+    assert!(conn.execute("INSERT INTO step_samples VALUES (99, 0, 'read', 0, 0, 0, 0)", []).is_err(), "no such run");
     conn.execute("DELETE FROM runs WHERE id = ?1", [run.0]).unwrap();
-    assert_eq!(number(&path, "SELECT (SELECT count(*) FROM samples) + (SELECT count(*) FROM stage_samples)"), 0);
+    assert_eq!(number(&path, "SELECT (SELECT count(*) FROM samples) + (SELECT count(*) FROM step_samples)"), 0);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn a_state_changed_by_hand_is_counted() {
     db.add(|sink| (0..10).try_for_each(|i| sink(new(i)))).0.unwrap();
     // As somebody's sqlite3 program does it: a connection that knows nothing of croprow, foreign keys off.
     let conn = Connection::open(&path).unwrap();
-    conn.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
+    conn.pragma_update(None, "foreign_keys", false).unwrap();
     for sql in [
         "UPDATE images SET detect_state = 'failed', detect_code = 'missing' WHERE id <= 3",
         "UPDATE images SET detect_state = NULL, embed_state = 'done', embed_recipe_id = 5 WHERE id = 4",

@@ -5,11 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use croprow::config::{DecodeConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision, RunConfig};
+use croprow::config::{DecodeConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision};
 use croprow::geometry::{BoxPx, Scale};
-use croprow::model::{library, load_models};
+use croprow::model::device::EffectiveDevice;
+use croprow::model::embedder::VectorModel;
+use croprow::model::files::locate;
+use croprow::model::{Embedder, Loaded, library};
 use croprow::pixels::{decode, header, tensor};
-use croprow::recipe::Truncated;
+use croprow::recipe::{Decode, Truncated};
 use image::{DynamicImage, RgbImage};
 use libjpeg_turbo_rs::{PixelFormat, Subsampling, compress};
 use ndarray::Array4;
@@ -38,7 +41,7 @@ fn run_on(folder: &Path, files: &[PathBuf], detector: &str) -> Vec<Vec<Found>> {
     assert!(models.join(detector).exists(), "the trained models are missing: run scripts/test.sh, it fetches them");
     assert!(croprow().arg("add").arg(&db).args(files).status().unwrap().success());
     let mut run = croprow();
-    run.arg("-q").arg("run").arg(&db).args(["--device", "cpu"]);
+    run.arg("-q").arg("run").arg(&db).args(["--device", "cpu", "--decode", "exact"]);
     run.arg("--detector").arg(models.join(detector)).arg("--embedder").arg(models.join("efficientnet-lite0"));
     assert!(run.status().unwrap().success());
     let conn = Connection::open(&db).unwrap();
@@ -155,19 +158,11 @@ fn photos_give_the_same_detections_as_the_python_reference() {
 #[test]
 fn crops_give_the_same_vectors_as_the_python_reference() {
     let model = root().join(".demo/models/efficientnet-lite0");
-    let decode = DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail };
-    let config = RunConfig {
-        detect: None,
-        embed: Some(EmbedConfig { model, precision: Precision::Auto, crop_fit: None, normalize: None }),
-        decode,
-        crops: None,
-        limit: None,
-        threads: 2,
-        batch: 1,
-        memory_bytes: 1 << 30,
-    };
+    let decode = DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail, mode: Decode::Exact };
+    let config = EmbedConfig { model, precision: Precision::Auto, crop_fit: None, normalize: None };
+    let files = locate(&config.model, config.precision, false).unwrap();
     let runtime = library::load(None, Device::Cpu, 2).unwrap();
-    let mut embedder = load_models(&config, Device::Cpu, &runtime).unwrap().embedder.unwrap();
+    let (mut embedder, _) = VectorModel::load(&files, &config, &runtime, &EffectiveDevice::cpu(None)).unwrap();
     let input = embedder.input().clone();
     let mut compared = 0;
     for (file, detections) in expected() {

@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use croprow::config::Stale;
+use croprow::config::{Batch, Stale};
 use croprow::error::Error;
 use croprow::pipeline::stop::Stop;
 use croprow::recipe::Truncated;
@@ -46,13 +48,19 @@ fn every_image_is_done_once_with_its_regions_and_vectors() {
 #[test]
 fn results_do_not_depend_on_batch_size_threads_or_budget() {
     let (_folder, db, _) = photos(40);
-    let others: Vec<PathBuf> = (0..3).map(|i| copy(&db, &format!("{i}.db"))).collect();
+    let others: Vec<PathBuf> = (0..4).map(|i| copy(&db, &format!("{i}.db"))).collect();
     run(&db, &Setup::default()).unwrap();
-    for (other, (batch, threads, memory_bytes)) in others.iter().zip([(1, 1, 1), (32, 4, 1 << 30), (7, 2, 50_000)]) {
+    let runs = [
+        (Batch::Fixed(1), 1, 1),
+        (Batch::Fixed(32), 4, 1 << 30),
+        (Batch::Fixed(7), 2, 50_000),
+        (Batch::Auto, 2, 1 << 30),
+    ];
+    for (other, (batch, threads, memory_bytes)) in others.iter().zip(runs) {
         let mut setup = Setup::default();
         (setup.config.batch, setup.config.threads, setup.config.memory_bytes) = (batch, threads, memory_bytes);
         run(other, &setup).unwrap();
-        assert_eq!(dump(other), dump(&db), "batch {batch}, {threads} threads, {memory_bytes} bytes");
+        assert_eq!(dump(other), dump(&db), "batch {batch:?}, {threads} threads, {memory_bytes} bytes");
     }
 }
 
@@ -152,9 +160,101 @@ fn a_batch_that_is_refused_is_tried_smaller() {
     run(&db, &Setup::default()).unwrap();
     let mut setup =
         Setup { behaviour: Behaviour { largest_batch: Some(3), ..Behaviour::default() }, ..Setup::default() };
-    setup.config.batch = 16;
+    setup.config.batch = Batch::Fixed(16);
     run(&small, &setup).unwrap();
     assert_eq!(dump(&small), dump(&db));
+}
+
+#[test]
+fn short_memory_makes_batches_smaller_fails_no_image_and_is_remembered() {
+    let (_folder, db, _) = photos(60);
+    let small = copy(&db, "small.db");
+    run(&db, &Setup::default()).unwrap();
+    let mut setup =
+        Setup { behaviour: Behaviour { memory_images: Some(3), ..Behaviour::default() }, ..Setup::default() };
+    setup.config.batch = Batch::Fixed(16);
+    assert_eq!(run(&small, &setup).unwrap().done, 60);
+    assert_eq!(dump(&small), dump(&db));
+    for (stage, shape) in [("detect", "32x32"), ("embed", "16x16")] {
+        let sql = format!(
+            "SELECT images FROM batch_sizes b JOIN models m ON m.id = b.model_id
+             WHERE digest = 'fake-{stage}' AND shape = '{shape}' AND device = 'cpu'"
+        );
+        assert_eq!(number(&small, &sql), 2, "{stage}");
+    }
+}
+
+#[test]
+fn what_was_learnt_is_tried_first_the_next_time() {
+    let (_folder, db, _) = photos(120);
+    let mut setup =
+        Setup { behaviour: Behaviour { call: Duration::from_millis(2), ..Behaviour::default() }, ..Setup::default() };
+    setup.config.batch = Batch::Auto;
+    setup.config.limit = Some(100);
+    run(&db, &setup).unwrap();
+    // Each call takes the same time, so the largest batch is the fastest.
+    let learnt = "SELECT images FROM batch_sizes WHERE shape = '16x16'";
+    assert!(number(&db, learnt) >= 4, "{}", number(&db, learnt));
+    Connection::open(&db).unwrap().execute("UPDATE batch_sizes SET images = 3, per_s = 1", []).unwrap();
+    setup.config.limit = None;
+    run(&db, &setup).unwrap();
+    assert_eq!(number(&db, learnt), 3, "nothing is tried again");
+}
+
+#[test]
+fn memory_that_does_not_suffice_for_one_image_ends_the_run_with_75_and_marks_no_image() {
+    let (_folder, db, _) = photos(30);
+    let behaviour = Behaviour { memory_images: Some(0), ..Behaviour::default() };
+    let reopened = Arc::clone(&behaviour.reopened);
+    let error = run(&db, &Setup { behaviour, ..Setup::default() }).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory(_)) && error.exit_code() == 75, "{error}");
+    assert_eq!(reopened.load(Ordering::SeqCst), 1, "the session was opened anew once");
+    assert_eq!(number(&db, "SELECT count(*) FROM images WHERE detect_state = 'pending' AND token IS NULL"), 30);
+    assert_eq!(run(&db, &Setup::default()).unwrap().done, 30);
+    assert_sound(&db);
+}
+
+#[test]
+fn two_passes_give_what_one_gives() {
+    let (_folder, db, _) = photos(40);
+    let staged = copy(&db, "staged.db");
+    run(&db, &Setup::default()).unwrap();
+    let mut setup = Setup::default();
+    setup.config.staged = true;
+    let summary = run(&staged, &setup).unwrap();
+    assert_eq!((summary.done, summary.released), (40, 0));
+    assert_eq!(dump(&staged), dump(&db));
+    assert_sound(&staged);
+}
+
+#[test]
+fn the_first_of_two_passes_makes_regions_pending_in_the_transaction_that_makes_them() {
+    let (_folder, db, _) = photos(40);
+    let mut setup = Setup::default();
+    setup.config.staged = true;
+    setup.config.limit = Some(20);
+    let stop = Stop::default();
+    let embeds = "SELECT count(*) FROM images WHERE embed_state = 'pending'";
+    let nothing = "SELECT count(*) FROM images WHERE embed_state = 'done' AND id NOT IN (SELECT image_id FROM regions)";
+    // The embedder never gets its memory: what the first pass stored stays.
+    setup.behaviour.embedder_is_lost = true;
+    assert_eq!(run_until(&db, &setup, &stop).unwrap_err().exit_code(), 75);
+    assert!(number(&db, embeds) > 10 && number(&db, nothing) > 0);
+    let to_embed = number(&db, embeds);
+    assert_eq!(to_embed + number(&db, nothing), 20);
+    assert_sound(&db);
+    assert_eq!(run(&db, &Setup::default()).unwrap().done as i64, to_embed + 20);
+}
+
+#[test]
+fn fewer_threads_than_cores_share_their_permits() {
+    let (_folder, db, _) = photos(40);
+    let strict = copy(&db, "strict.db");
+    run(&db, &Setup::default()).unwrap();
+    let mut setup = Setup { cores: 16, ..Setup::default() };
+    setup.config.threads = 3;
+    assert_eq!(run(&strict, &setup).unwrap().done, 40);
+    assert_eq!(dump(&strict), dump(&db));
 }
 
 #[test]

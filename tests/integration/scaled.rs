@@ -3,15 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use croprow::candidate::{Candidate, Kept};
-use croprow::config::{DecodeConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision, RunConfig};
+use croprow::config::{DecodeConfig, Device, EmbedConfig, MAX_PIXELS_DEFAULT, Precision};
 use croprow::geometry::{BoxPx, Scale, Size};
 use croprow::model::boxes::regions_of;
-use croprow::model::{Asked, Detector, Models, library, load_models};
+use croprow::model::device::EffectiveDevice;
+use croprow::model::embedder::VectorModel;
+use croprow::model::files::{ModelFiles, locate};
+use croprow::model::{Asked, Detector, Embedder, Loaded, detector, library};
 use croprow::pixels::decode::decode;
 use croprow::pixels::header::{Probed, probe};
 use croprow::pixels::picture::Picture;
-use croprow::pixels::tensor::{DETECTOR_SPARE, EMBEDDER_SPARE, Placed, fill, wanted};
-use croprow::recipe::{ImageInput, Truncated};
+use croprow::pixels::tensor::{Placed, fill, wanted};
+use croprow::recipe::{Decode, ImageInput, Truncated};
 use croprow::row::Region;
 use image::{Rgb, RgbImage, imageops};
 use libjpeg_turbo_rs::{PixelFormat, Subsampling, compress, compress_progressive};
@@ -22,7 +25,8 @@ use crate::support::root;
 
 const COSINE_LEAST: f64 = 0.9995;
 const IOU_LEAST: f32 = 0.95;
-const CONFIG: DecodeConfig = DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail };
+const CONFIG: DecodeConfig =
+    DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail, mode: Decode::Exact };
 
 /// Millions of pixels: each photo takes the next size and coding.
 const MEGAPIXELS: [f64; 4] = [12.0, 5.0, 10.0, 8.0];
@@ -52,33 +56,37 @@ fn photos(folder: &Path) -> Vec<Probed> {
     photos
 }
 
-/// 16 levels from the darkest to the brightest, of each sample.
+/// Grain as of a sensor: the same for all colours, about 2.5 levels around the picture.
 fn add_noise(image: &mut RgbImage, seed: u32) {
     let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        i32::try_from(state >> 29).unwrap()
+    };
     for Rgb(pixel) in image.pixels_mut() {
+        // The sum of two dice of eight sides.
+        let grain = (next() + next() - 7) * 3 / 4;
         for value in pixel {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            *value = value.saturating_add((state >> 28) as u8).saturating_sub(8);
+            *value = (i32::from(*value) + grain).clamp(0, 255) as u8;
         }
     }
 }
 
-fn models() -> Models {
-    let model = |name: &str| root().join(".demo/models").join(name);
-    let detect = croprow::config::DetectConfig { model: model("yolov3-tiny"), ..detect_config(selection(0.3)) };
-    let embed =
-        EmbedConfig { model: model("efficientnet-lite0"), precision: Precision::Auto, crop_fit: None, normalize: None };
-    let config = RunConfig {
-        detect: Some(detect),
-        embed: Some(embed),
-        decode: CONFIG,
-        crops: None,
-        limit: None,
-        threads: 2,
-        batch: 1,
-        memory_bytes: 1 << 30,
-    };
-    load_models(&config, Device::Cpu, &library::load(None, Device::Cpu, 2).unwrap()).unwrap()
+fn model(name: &str) -> ModelFiles {
+    locate(&root().join(".demo/models").join(name), Precision::Auto, false)
+        .expect("run scripts/test.sh: it fetches the models")
+}
+
+fn embedder() -> VectorModel {
+    let config = EmbedConfig { model: "".into(), precision: Precision::Auto, crop_fit: None, normalize: None };
+    let runtime = library::load(None, Device::Cpu, 2).unwrap();
+    VectorModel::load(&model("efficientnet-lite0"), &config, &runtime, &EffectiveDevice::cpu(None)).unwrap().0
+}
+
+fn detector() -> Box<dyn Detector> {
+    let runtime = library::load(None, Device::Cpu, 2).unwrap();
+    let config = detect_config(selection(0.3));
+    detector::load(&model("yolov3-tiny"), &config, &runtime, &EffectiveDevice::cpu(None)).unwrap().0
 }
 
 fn at(probed: &Probed, scale: Scale) -> Picture {
@@ -106,14 +114,14 @@ fn regions(image: Size) -> [BoxPx; 2] {
 #[test]
 fn vectors_of_scaled_pictures_are_those_of_the_full_ones() {
     let folder = tempfile::tempdir().unwrap();
-    let mut embedder = models().embedder.unwrap();
+    let mut embedder = embedder();
     let input = embedder.input().clone();
     let (mut worst, mut scaled) = (1.0_f64, 0);
     for probed in photos(folder.path()) {
         let mut full = None;
         for region in regions(probed.upright) {
             let size = Size::new(region.width() as u32, region.height() as u32);
-            let rule = Scale::that_holds(size, wanted(size, &input, EMBEDDER_SPARE));
+            let rule = Scale::that_holds(size, wanted(size, &input, Decode::Scaled.embedder_spare(false).unwrap()));
             if rule == Scale::FULL {
                 continue;
             }
@@ -143,11 +151,11 @@ fn detected(detector: &mut dyn Detector, picture: &Picture, input: &ImageInput, 
 #[test]
 fn boxes_of_scaled_pictures_are_those_of_the_full_ones() {
     let folder = tempfile::tempdir().unwrap();
-    let mut detector = models().detector.unwrap();
+    let mut detector = detector();
     let input = detector.input().clone();
     let (mut all, mut alike) = (0, 0);
     for probed in photos(folder.path()) {
-        let rule = probed.scale_for(wanted(probed.upright, &input, DETECTOR_SPARE));
+        let rule = probed.scale_for(wanted(probed.upright, &input, Decode::Scaled.detector_spare().unwrap()));
         if rule == Scale::FULL {
             continue;
         }

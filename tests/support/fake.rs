@@ -1,11 +1,15 @@
 //! Fake models behind the real traits. Deterministic from the pixels, independent of the batch.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use croprow::candidate::{Candidate, Naming, Vocabulary};
-use croprow::config::{DecodeConfig, DetectConfig, EmbedConfig, MAX_PIXELS_DEFAULT, Precision, RunConfig, Stale};
+use croprow::config::{
+    Batch, CudnnSearch, DecodeConfig, DetectConfig, EmbedConfig, GpuConfig, MAX_PIXELS_DEFAULT, Precision, RunConfig,
+    Stale, Vram,
+};
 use croprow::db::Db;
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::runs::NewRun;
@@ -13,11 +17,15 @@ use croprow::error::Error;
 use croprow::geometry::{BoxPx, Size};
 use croprow::model::device::EffectiveDevice;
 use croprow::model::{Asked, Detector, Embedder, Found, Loaded, ModelError, Models, Terminator};
+use croprow::pipeline::cores::Cores;
+use croprow::pipeline::measure::Instruments;
 use croprow::pipeline::progress::Progress;
+use croprow::pipeline::staged::run_staged;
 use croprow::pipeline::stop::Stop;
+use croprow::pipeline::tune::{BatchOwner, Learning, Learnt};
 use croprow::pipeline::{self, Job, Summary};
-use croprow::recipe::{Filter, Fit, ImageInput, Keep, Labels, Nms, OnEmpty, Selection, Truncated};
-use croprow::row::{NewRow, RowCode, RowError};
+use croprow::recipe::{Decode, Filter, Fit, ImageInput, Keep, Labels, Nms, OnEmpty, Selection, Truncated};
+use croprow::row::{NewRow, RowCode, RowError, Stage};
 use ndarray::{Array4, ArrayView3, Axis};
 
 /// How the fakes behave.
@@ -31,9 +39,21 @@ pub struct Behaviour {
     pub broken: bool,
     /// Every call says that the device is gone.
     pub lost: bool,
+    /// The same for the embedder only.
+    pub embedder_is_lost: bool,
+    /// Calls with more images say that memory is short, in the runtime's words; a session opened anew holds no more.
+    pub memory_images: Option<usize>,
+    /// How often sessions were opened anew.
+    pub reopened: Arc<AtomicUsize>,
+    /// Length of vectors; 8 where nothing is said.
+    pub dim: Option<usize>,
     /// Vectors of pictures whose first value is below this are NaN.
     pub nan_below: f32,
 }
+
+/// What a run on a GPU is told where nothing else is said.
+pub const GPU: GpuConfig =
+    GpuConfig { vram: Vram::Share(0.8), cudnn_search: CudnnSearch::Heuristic, cudnn_max_workspace: false };
 
 fn input(side_px: u32, fit: Fit) -> ImageInput {
     ImageInput { size: Size::new(side_px, side_px), filter: Filter::Bilinear, fit, mean: [0.0; 3], std: [1.0; 3] }
@@ -47,6 +67,12 @@ impl Behaviour {
         std::thread::sleep(self.call);
         if self.lost {
             return Err(ModelError::DeviceLost("CUDA error 719: unspecified launch failure".into()));
+        }
+        if self.memory_images.is_some_and(|n| batch.shape()[0] > n) {
+            return Err(ModelError::OutOfMemory(
+                "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 1073741824"
+                    .into(),
+            ));
         }
         if self.broken || self.largest_batch.is_some_and(|n| batch.shape()[0] > n) {
             return Err(ModelError::Failed("refused".into()));
@@ -70,6 +96,13 @@ impl Loaded for FakeDetector {
     }
 
     fn take_one_by_one(&mut self) {}
+
+    fn give_back_memory(&mut self) {}
+
+    fn reopen(&mut self) -> Result<(), Error> {
+        self.1.reopened.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
 
     fn terminator(&self) -> Terminator {
         Terminator::default()
@@ -114,6 +147,13 @@ impl Loaded for FakeEmbedder {
 
     fn take_one_by_one(&mut self) {}
 
+    fn give_back_memory(&mut self) {}
+
+    fn reopen(&mut self) -> Result<(), Error> {
+        self.1.reopened.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
     fn terminator(&self) -> Terminator {
         Terminator::default()
     }
@@ -121,17 +161,18 @@ impl Loaded for FakeEmbedder {
 
 impl Embedder for FakeEmbedder {
     fn dim(&self) -> usize {
-        8
+        self.1.dim.unwrap_or(8)
     }
 
     fn embed(&mut self, batch: &Array4<f32>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError> {
-        self.1.check(batch)?;
+        let lost = self.1.lost || self.1.embedder_is_lost;
+        Behaviour { lost, ..self.1.clone() }.check(batch)?;
         let one = |image: ArrayView3<'_, f32>| {
             if image[[0, 0, 0]] < self.1.nan_below {
                 return Err(RowError::new(RowCode::NanOutput, "the vector holds NaN"));
             }
             let seed = fingerprint(image);
-            Ok((0..8).map(|i| ((seed >> (8 * i)) % 251) as f32 / 251.0).collect())
+            Ok((0..self.dim()).map(|i| ((seed >> (8 * (i % 8))) % 251) as f32 / 251.0).collect())
         };
         Ok(batch.axis_iter(Axis(0)).map(one).collect())
     }
@@ -172,6 +213,10 @@ pub struct Setup {
     pub behaviour: Behaviour,
     pub selection: Selection,
     pub config: RunConfig,
+    /// Cores of the machine that is played.
+    pub cores: usize,
+    /// Sessions of the embedder.
+    pub sessions: usize,
 }
 
 impl Default for Setup {
@@ -185,13 +230,22 @@ impl Default for Setup {
             config: RunConfig {
                 detect: None,
                 embed: None,
-                decode: DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail },
+                decode: DecodeConfig {
+                    max_pixels: MAX_PIXELS_DEFAULT,
+                    truncated: Truncated::Fail,
+                    mode: Decode::Scaled,
+                },
                 crops: None,
                 limit: None,
                 threads: 2,
-                batch: 4,
+                batch: Batch::Fixed(4),
                 memory_bytes: 64 << 20,
+                gpu: GPU,
+                staged: false,
+                metrics: None,
             },
+            cores: 2,
+            sessions: 2,
         }
     }
 }
@@ -218,21 +272,49 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
         crop_fit: None,
         normalize: None,
     });
-    let models = Models {
-        detector: setup.detector.map(|_| -> Box<dyn Detector> {
+    let wanted: Vec<Stage> =
+        [setup.detector.map(|_| Stage::Detect), setup.embedder.map(|_| Stage::Embed)].into_iter().flatten().collect();
+    let load = |stages: &[Stage]| Models {
+        detector: setup.detector.filter(|_| stages.contains(&Stage::Detect)).map(|_| -> Box<dyn Detector> {
             Box::new(FakeDetector(input(32, Fit::Pad { fill: 114 }), setup.behaviour.clone()))
         }),
         embedder: setup
             .embedder
+            .filter(|_| stages.contains(&Stage::Embed))
             .map(|_| -> Box<dyn Embedder> { Box::new(FakeEmbedder(input(16, Fit::Squash), setup.behaviour.clone())) }),
+        more_detectors: Vec::new(),
+        more_embedders: (1..setup.sessions)
+            .filter(|_| setup.embedder.is_some() && stages.contains(&Stage::Embed))
+            .map(|_| -> Box<dyn Embedder> { Box::new(FakeEmbedder(input(16, Fit::Squash), setup.behaviour.clone())) })
+            .collect(),
+        threads_per_session: 1,
         device: EffectiveDevice::cpu(None),
         notes: Vec::new(),
     };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-    let (db, progress) = (Mutex::new(db), Progress::default());
-    let job =
-        Job { config: &config, db: &db, run, in_force, stale: setup.stale, pool: &pool, progress: &progress, stop };
-    let result = pipeline::run(&job, models);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads).build().unwrap();
+    let cores = Cores::new(config.threads, true, setup.cores);
+    let learning = learning(&db, &wanted);
+    let (db, progress, instruments) = (Mutex::new(db), Progress::default(), Instruments::default());
+    let job = Job {
+        config: &config,
+        db: &db,
+        run,
+        in_force,
+        stale: setup.stale,
+        stages: &wanted,
+        pool: &pool,
+        cores: &cores,
+        on_host: true,
+        learnt: &learning,
+        instruments: &instruments,
+        progress: &progress,
+        stop,
+    };
+    let result = if config.staged {
+        run_staged(&job, &mut |stage| Ok(load(&[stage])), &|_| {})
+    } else {
+        pipeline::run(&job, load(&wanted))
+    };
     let mut db = db.into_inner().unwrap();
     let how = if result.is_ok() { "complete" } else { "error" };
     db.end_run(run, how, 0, Progress::get(&progress.done), Progress::get(&progress.failed), None)?;
@@ -249,4 +331,24 @@ pub fn database(db: &Path, files: &[std::path::PathBuf]) {
         Ok(())
     });
     result.unwrap();
+}
+
+/// What the database knows of the fakes' batch sizes.
+fn learning(db: &Db, stages: &[Stage]) -> Learning {
+    let owners: Vec<BatchOwner> = stages
+        .iter()
+        .map(|stage| BatchOwner {
+            stage: *stage,
+            digest: format!("fake-{}", stage.word()),
+            path: "fake".into(),
+            device: "cpu".into(),
+        })
+        .collect();
+    let mut known = Vec::new();
+    for owner in &owners {
+        for b in db.learnt_batches(&owner.digest, &owner.device).unwrap() {
+            known.push(Learnt { stage: owner.stage, shape: b.shape, images: b.images, per_s: b.per_s });
+        }
+    }
+    Learning { owners, known }
 }

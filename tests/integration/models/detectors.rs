@@ -96,7 +96,11 @@ fn farthest(a: &[f32], b: &[f32]) -> f32 {
 
 #[test]
 fn pixels_of_every_family_equal_the_references_within_one_grey_level() {
-    let config = DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail };
+    let config = DecodeConfig {
+        max_pixels: MAX_PIXELS_DEFAULT,
+        truncated: Truncated::Fail,
+        mode: croprow::recipe::Decode::Exact,
+    };
     for name in SOFTMAX.iter().chain(&SIGMOID).chain(&TEXT) {
         let (family, detector) = family(name);
         let input = detector.input().clone();

@@ -76,7 +76,11 @@ impl Picture {
 
     /// Ours, from the file.
     fn ours(&self, input: &ImageInput) -> Array4<f32> {
-        let config = DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail };
+        let config = DecodeConfig {
+            max_pixels: MAX_PIXELS_DEFAULT,
+            truncated: Truncated::Fail,
+            mode: croprow::recipe::Decode::Exact,
+        };
         let upright =
             decode::decode(&header::probe(&root().join(&self.file), &config).unwrap(), &config, Scale::FULL).unwrap();
         assert_eq!(upright.facts.upright, Size::new(self.upright[0], self.upright[1]), "{}", self.file);

@@ -31,7 +31,7 @@ use croprow::row::{Detection, RowCode, RowError};
 use ndarray::{Array4, Axis, concatenate, s};
 use serde_json::Value;
 
-use crate::support::fake::{detect_config, selection};
+use crate::support::fake::{GPU, detect_config, selection};
 
 /// The reference is rounded to six digits; the rest is the order of additions.
 const NUMBERS_AGREE: f32 = 1e-5;

@@ -138,12 +138,12 @@ fn a_card_settles_what_the_graph_leaves_open() {
 fn without_a_gpu_auto_is_the_cpu_with_a_reason_and_cuda_is_an_error() {
     let runtime = runtime();
     let begun = Instant::now();
-    let auto = device::choose(&runtime, Device::Auto).unwrap();
+    let auto = device::choose(&runtime, Device::Auto, &GPU).unwrap();
     if auto.word == "cpu" {
         assert!(auto.note.unwrap().starts_with("using the CPU"));
-        let text = device::choose(&runtime, Device::Cuda(0)).unwrap_err().to_string();
+        let text = device::choose(&runtime, Device::Cuda(0), &GPU).unwrap_err().to_string();
         assert!(text.starts_with("cuda:0 cannot be used"), "{text}");
     }
-    assert_eq!(device::choose(&runtime, Device::Cpu).unwrap(), EffectiveDevice::cpu(None));
+    assert_eq!(device::choose(&runtime, Device::Cpu, &GPU).unwrap(), EffectiveDevice::cpu(None));
     assert!(begun.elapsed() < REFUSED_WITHIN);
 }

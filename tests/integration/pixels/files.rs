@@ -17,7 +17,8 @@ use image::codecs::webp::WebPEncoder;
 use image::{DynamicImage, ImageEncoder, Rgb, RgbImage};
 use tempfile::TempDir;
 
-pub(crate) const CONFIG: DecodeConfig = DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail };
+pub(crate) const CONFIG: DecodeConfig =
+    DecodeConfig { max_pixels: MAX_PIXELS_DEFAULT, truncated: Truncated::Fail, mode: croprow::recipe::Decode::Exact };
 pub(crate) const USE_TRUNCATED: DecodeConfig = DecodeConfig { truncated: Truncated::Use, ..CONFIG };
 
 /// A folder that goes with the test.
