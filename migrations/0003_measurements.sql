@@ -20,8 +20,8 @@ ALTER TABLE samples ADD COLUMN device_bytes INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE samples ADD COLUMN padding REAL NOT NULL DEFAULT 0;
 ALTER TABLE samples ADD COLUMN decode_scale REAL NOT NULL DEFAULT 1;
 
--- Beside each line of `samples`, one per step of the flow: the shares of the time since the line before that its threads worked,
--- waited for input, and waited for the next step or for memory, and the messages that waited for it.
+-- Beside each line of `samples`, one per step of the flow: the shares of the time since the line before that its
+-- threads worked, waited for input, and waited for the next step or for memory, and the messages that waited for it.
 CREATE TABLE step_samples (
     run_id      INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
     at          REAL NOT NULL,

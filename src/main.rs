@@ -2,8 +2,8 @@
 
 mod cli;
 
-/// The C library's allocator keeps pictures of many sizes for each thread, so that resident memory grows far beyond what is
-/// in use; this one gives them back.
+/// The C library's allocator keeps pictures of many sizes for each thread, so that resident memory grows far beyond
+/// what is in use; this one gives them back.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -213,8 +213,8 @@ pub enum Decode {
 }
 
 impl Decode {
-    /// Pixels that a picture has per pixel of a detector's input, along a side and at least; `None` for full size. With 1,
-    /// 51 of 53 boxes of a YOLOv3-tiny in photos of 2 to 12 MP kept an IoU of 0.95 with those of the exact decode; with
+    /// Pixels that a picture has per pixel of a detector's input, along a side and at least; `None` for full size. With
+    /// 1, 51 of 53 boxes of a YOLOv3-tiny in photos of 2 to 12 MP kept an IoU of 0.95 with those of the exact decode; with
     /// 2, 46 of 46, at 0.987 or more.
     pub fn detector_spare(self) -> Option<u32> {
         match self {
@@ -225,7 +225,7 @@ impl Decode {
 
     /// The same of an embedder's input; `patches` says that it begins by cutting its input into patches of 8 pixels or
     /// more. Least cosine with the vectors of the exact decode, over photos of 2 to 24 MP with grain: a trained ViT-S/14
-    /// keeps 0.99997 with 1.7; an EfficientNet-Lite0 0.992 with 1, 0.9993 with 2 and 0.9996 with 4.
+    /// keeps 0.9996 with 1.2 and 0.99997 with 1.7; an EfficientNet-Lite0 0.992 with 1, 0.9993 with 2 and 0.9996 with 4.
     pub fn embedder_spare(self, patches: bool) -> Option<u32> {
         match (self, patches) {
             (Self::Scaled, true) => Some(1),

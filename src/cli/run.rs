@@ -12,15 +12,15 @@ use croprow::db::runs::NewRun;
 use croprow::db::select::Carried;
 use croprow::error::Error;
 use croprow::model::library::Runtime;
-use croprow::model::vram::Gpu;
-use croprow::model::{self, ModelKind, Models, Placing};
+use croprow::model::placing::Placing;
+use croprow::model::{self, ModelKind, Models};
 use croprow::pipeline::cores::Cores;
 use croprow::pipeline::crop_file::prepare_folder;
+use croprow::pipeline::learn::{BatchOwner, Learning};
 use croprow::pipeline::measure::{self, DeviceMemory, Instruments};
 use croprow::pipeline::progress::{Progress, Snapshot};
 use croprow::pipeline::staged::run_staged;
 use croprow::pipeline::stop::Stop;
-use croprow::pipeline::tune::{BatchOwner, Learning, Learnt};
 use croprow::pipeline::{self, Job, Summary};
 use croprow::recipe::Decode;
 use croprow::row::{Stage, State};
@@ -89,7 +89,7 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         detect: plan.recipes.detect(),
         embed: plan.recipes.embed(),
     })?;
-    let learnt = loader.learnt(&db)?;
+    let learnt = Learning::read(&db, loader.owners())?;
     let db = Arc::new(Mutex::new(db));
     let stop = Arc::new(Stop::default());
     signals::listen(&stop, &db, run_id)?;
@@ -150,22 +150,6 @@ impl Loader<'_> {
             })
         };
         stored.into_iter().filter_map(owner).collect()
-    }
-
-    /// Batch sizes that earlier runs found for these models on this device.
-    fn learnt(&self, db: &Db) -> Result<Learning, Error> {
-        let owners = self.owners();
-        let mut known = Vec::new();
-        for owner in &owners {
-            let batches = db.learnt_batches(&owner.digest, &owner.device)?;
-            known.extend(batches.into_iter().map(|b| Learnt {
-                stage: owner.stage,
-                shape: b.shape,
-                images: b.images,
-                per_s: b.per_s,
-            }));
-        }
-        Ok(Learning { owners, known })
     }
 }
 
@@ -371,8 +355,7 @@ struct Measured {
 
 impl Measured {
     fn begin(config: &RunConfig, placing: &Placing) -> Result<Self, Error> {
-        let gpu = placing.device.cuda_number().and_then(Gpu::find);
-        let device_memory = gpu.map(|gpu| -> DeviceMemory { Box::new(move || gpu.used_bytes()) });
+        let device_memory = placing.gpu.clone().map(|gpu| -> DeviceMemory { Box::new(move || gpu.used_bytes()) });
         let progress = Arc::new(Progress::default());
         Ok(Self {
             before: progress.snapshot(config.threads),

@@ -58,13 +58,13 @@ fn store(
     vocabularies: &mut Vocabularies,
     committed: &mut Committed,
 ) -> Result<(), Error> {
-    let Some(standing) = standing(tx, finished)? else {
+    let Some(before) = before(tx, finished)? else {
         committed.dropped += 1;
         return Ok(());
     };
     match &finished.outcome {
         Outcome::Done { raw, regions, embed } => {
-            store_done(tx, finished, &standing, regions, embed.as_ref(), in_force)?;
+            store_done(tx, finished, &before, regions, embed.as_ref(), in_force)?;
             if let (Some(raw), Some(recipe)) = (raw, in_force.detect) {
                 store_raw(tx, finished.id, raw, vocabularies.id(tx, &raw.vocabulary)?, recipe)?;
             }
@@ -104,14 +104,14 @@ fn embed_state(regions: &[Region], embed: Option<&Result<(), RowError>>, in_forc
 }
 
 /// What an image has from before.
-struct Standing {
+struct Before {
     stamp: Option<FileStamp>,
     has_regions: bool,
 }
 
 /// `None` when somebody else has the row meanwhile. It cannot be taken between this and what is stored after it: the
 /// transaction began as a writer.
-fn standing(tx: &Transaction<'_>, finished: &Finished) -> Result<Option<Standing>, Error> {
+fn before(tx: &Transaction<'_>, finished: &Finished) -> Result<Option<Before>, Error> {
     let row = tx
         .prepare_cached(
             "SELECT file_size_bytes, file_mtime_ns, EXISTS (SELECT 1 FROM regions WHERE image_id = images.id)
@@ -120,7 +120,7 @@ fn standing(tx: &Transaction<'_>, finished: &Finished) -> Result<Option<Standing
         .query_row([finished.id.0, finished.token.0], |r| {
             let stamp = r.get::<_, Option<i64>>(0)?.zip(r.get::<_, Option<i64>>(1)?);
             let stamp = stamp.map(|(size_bytes, mtime_ns)| FileStamp { size_bytes, mtime_ns });
-            Ok(Standing { stamp, has_regions: r.get(2)? })
+            Ok(Before { stamp, has_regions: r.get(2)? })
         })
         .optional()?;
     Ok(row)
@@ -149,7 +149,7 @@ const END_WITH_FACTS: &str = end_of_row!(
 fn store_done(
     tx: &Transaction<'_>,
     finished: &Finished,
-    standing: &Standing,
+    before: &Before,
     regions: &[Region],
     embed: Option<&Result<(), RowError>>,
     in_force: InForce,
@@ -197,7 +197,7 @@ fn store_done(
             facts.scale.denominator(),
         ])?,
     };
-    let is_other_file = finished.facts.as_ref().is_some_and(|f| standing.stamp.is_some_and(|seen| seen != f.stamp));
+    let is_other_file = finished.facts.as_ref().is_some_and(|f| before.stamp.is_some_and(|seen| seen != f.stamp));
     if is_other_file {
         // Vectors of other recipes would stay beside boxes that happen to be equal.
         delete_regions(tx, finished.id)?;
@@ -205,11 +205,12 @@ fn store_done(
     if error.is_some() {
         forget_vectors(tx, finished.id, in_force)?;
     }
-    if standing.has_regions && !is_other_file {
+    if before.has_regions && !is_other_file {
         replace_regions(tx, finished.id, regions, recipe)?;
     } else {
         for region in regions {
-            insert_region(tx, finished.id, region, recipe)?;
+            let id = insert_region(tx, finished.id, region)?;
+            store_vector(tx, id, region, recipe)?;
         }
     }
     Ok(())
@@ -354,12 +355,10 @@ pub(super) fn replace_regions(
             }
             None => {
                 difference.new += 1;
-                insert_region(tx, image, region, None)?
+                insert_region(tx, image, region)?
             }
         };
-        if let (Some(recipe), Some(vector)) = (recipe, &region.vector) {
-            store_vector(tx, id, recipe, vector)?;
-        }
+        store_vector(tx, id, region, recipe)?;
     }
     for (id, _) in old {
         difference.gone += 1;
@@ -368,26 +367,14 @@ pub(super) fn replace_regions(
     Ok(difference)
 }
 
-/// Stores a region that was not there, and its vector under `recipe` if it has one. Returns its id.
-fn insert_region(
-    tx: &Transaction<'_>,
-    image: ImageId,
-    region: &Region,
-    recipe: Option<RecipeId>,
-) -> Result<i64, Error> {
+/// Stores a region that was not there. Returns its id.
+fn insert_region(tx: &Transaction<'_>, image: ImageId, region: &Region) -> Result<i64, Error> {
     let BoxPx { x0, y0, x1, y1 } = region.bbox;
     tx.prepare_cached(
         "INSERT INTO regions (image_id, label, score, x0, y0, x1, y1, crop) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
     )?
     .execute(params![image.0, region.label, region.score, x0, y0, x1, y1, region.crop])?;
-    let id = tx.last_insert_rowid();
-    if let (Some(recipe), Some(vector)) = (recipe, &region.vector) {
-        tx.prepare_cached(
-            "INSERT INTO embeddings (region_id, recipe_id, dim, dtype, vector) VALUES (?1, ?2, ?3, 'f32', ?4)",
-        )?
-        .execute(params![id, recipe.0, vector.len(), packed(vector)])?;
-    }
-    Ok(id)
+    Ok(tx.last_insert_rowid())
 }
 
 fn same_box(a: &Region, b: &Region) -> bool {
@@ -395,12 +382,14 @@ fn same_box(a: &Region, b: &Region) -> bool {
     [a.x0 - b.x0, a.y0 - b.y0, a.x1 - b.x1, a.y1 - b.y1].iter().all(|d| d.abs() <= SAME_BOX_PX)
 }
 
-fn store_vector(tx: &Transaction<'_>, region: i64, recipe: RecipeId, vector: &[f32]) -> Result<(), Error> {
+/// Stores the vector of the region with that id under `recipe`, where it has one.
+fn store_vector(tx: &Transaction<'_>, id: i64, region: &Region, recipe: Option<RecipeId>) -> Result<(), Error> {
+    let (Some(recipe), Some(vector)) = (recipe, &region.vector) else { return Ok(()) };
     tx.prepare_cached(
         "INSERT INTO embeddings (region_id, recipe_id, dim, dtype, vector) VALUES (?1, ?2, ?3, 'f32', ?4)
          ON CONFLICT DO UPDATE SET dim = excluded.dim, dtype = excluded.dtype, vector = excluded.vector",
     )?
-    .execute(params![region, recipe.0, vector.len(), packed(vector)])?;
+    .execute(params![id, recipe.0, vector.len(), packed(vector)])?;
     Ok(())
 }
 

@@ -51,8 +51,8 @@ impl<'a, T, K: PartialEq> Batches<'a, T, K> {
         Self { rx, progress, budget, step, stage, patient, key, arrived, waiting: Vec::new() }
     }
 
-    /// The next batch, of up to `size_of` its key. Waits where nothing is there at all. `None` when the channel is closed
-    /// and everything was handed out.
+    /// The next batch, of up to `size_of` its key. Waits where nothing is there at all. `None` when the channel is
+    /// closed and everything was handed out.
     pub fn next(&mut self, size_of: impl Fn(&K) -> usize) -> Option<Vec<T>> {
         loop {
             if let Some(full) = self.full(&size_of) {
@@ -155,20 +155,29 @@ mod tests {
 
     #[test]
     fn a_partial_batch_waits_while_more_is_coming_and_cores_are_shared() {
-        for (patient, expected) in [(true, vec!["ab"]), (false, vec!["a", "b"])] {
-            let (tx, rx) = crossbeam_channel::unbounded();
-            let budget = Budget::new(9, 9);
-            let admit = || budget.admit(1, &[Stage::Detect], &Stop::default());
-            let (first, second) = (admit(), admit());
-            tx.send((1, 'a', first)).unwrap();
-            std::thread::scope(|scope| {
-                scope.spawn(move || {
-                    std::thread::sleep(Duration::from_millis(60));
-                    tx.send((1, 'b', second)).unwrap();
-                });
-                assert_eq!(collect(&rx, &budget, patient, 2), expected);
+        let (tx, rx) = crossbeam_channel::unbounded();
+        let budget = Budget::new(9, 9);
+        let admit = || budget.admit(1, &[Stage::Detect], &Stop::default());
+        let (first, second) = (admit(), admit());
+        tx.send((1, 'a', first)).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(60));
+                tx.send((1, 'b', second)).unwrap();
             });
-        }
+            assert_eq!(collect(&rx, &budget, true, 2), ["ab"]);
+        });
+    }
+
+    #[test]
+    fn a_gpu_does_not_wait_for_a_full_batch() {
+        let (tx, rx) = crossbeam_channel::unbounded();
+        let (progress, budget) = (Progress::default(), Budget::new(9, 9));
+        let _coming = budget.admit(1, &[Stage::Detect], &Stop::default());
+        tx.send((1, 'a', None)).unwrap();
+        let flow = (&progress, &*budget);
+        let mut batches = Batches::new(&rx, flow, Stage::Detect, false, |m: &Message| m.0, |_: &mut Message| ());
+        assert_eq!(batches.next(|_| 2).map(|batch| batch.len()), Some(1));
     }
 
     #[test]

@@ -49,8 +49,8 @@ pub struct Calls<'a> {
 }
 
 impl<'a> Calls<'a> {
-    /// `step` gets the time they take; on the host each computes with so many `threads`. Sessions of one model share their
-    /// `tuner`.
+    /// `step` gets the time they take; on the host each computes with so many `threads`. Sessions of one model share
+    /// their `tuner`.
     pub fn new(progress: &'a Progress, cores: &'a Cores, threads: usize, step: Step, tuner: &'a Mutex<Tuner>) -> Self {
         Self { progress, cores, threads, step, tuner }
     }

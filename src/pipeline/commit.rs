@@ -10,7 +10,6 @@ use super::budget::Budget;
 use super::measure::{line, resident_bytes, step_sample};
 use super::progress::{Progress, Rates, Snapshot, Step, Wait};
 use super::{Job, lock};
-use crate::db::batch_sizes::LearntBatch;
 use crate::db::runs::{Sample, StepSample};
 use crate::error::Error;
 use crate::model::Terminator;
@@ -128,12 +127,7 @@ impl Pulse {
         job.instruments.write(&line(&sample, &steps, self.began.elapsed().as_secs_f64()));
         let mut db = lock(job.db);
         db.heartbeat(job.run, &sample, &steps)?;
-        for learnt in job.progress.take_learnt() {
-            for owner in job.learnt.owners.iter().filter(|owner| owner.stage == learnt.stage) {
-                let batch = LearntBatch { shape: learnt.shape, images: learnt.images, per_s: learnt.per_s };
-                db.remember_batch(&owner.digest, &owner.path, &owner.device, &batch)?;
-            }
-        }
+        job.learnt.keep(&mut db, &job.progress.take_learnt())?;
         let wal_bytes = db.wal_bytes();
         drop(db);
         if wal_bytes > WAL_WARN_BYTES && !self.warned_of_wal {

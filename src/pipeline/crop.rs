@@ -9,7 +9,7 @@ use super::assemble::Assembly;
 use super::crop_file::write_crop;
 use super::message::{Crop, Image, Located, NoCrop, Opened, Origin, failed, finished};
 use super::progress::Step;
-use super::source::{Source, sources};
+use super::scale::{Group, by_scale};
 use super::stop::AbortOnPanic;
 use super::{Job, Shapes};
 use crate::candidate::{Candidate, Kept};
@@ -106,10 +106,13 @@ fn select(job: &Job<'_>, image: &Image, found: Origin) -> Result<(Option<Raw>, V
     })
 }
 
-/// Writes every region as a file, at full size whatever the models see. The inner error is the image's.
+/// Writes every region that has no file yet, at full size whatever the models see. The inner error is the image's.
 fn write_crops(job: &Job<'_>, image: &Image, regions: &mut [Region]) -> Result<Result<(), NoCrop>, Error> {
     let Some(folder) = &job.config.crops else { return Ok(Ok(())) };
-    let Some(all) = around(regions.iter()) else { return Ok(Ok(())) };
+    // A file has its name only when all of it is there.
+    let is_written = |region: &Region| region.crop.as_ref().is_some_and(|name| folder.join(name).is_file());
+    let mut wanting: Vec<&mut Region> = regions.iter_mut().filter(|region| !is_written(region)).collect();
+    let Some(all) = wanting.iter().map(|region| region.bbox).reduce(BoxPx::around) else { return Ok(Ok(())) };
     let decoded;
     let picture = match &image.picture {
         Some(picture) if picture.scale == Scale::FULL => picture,
@@ -121,7 +124,7 @@ fn write_crops(job: &Job<'_>, image: &Image, regions: &mut [Region]) -> Result<R
             Err(error) => return Ok(Err(error)),
         },
     };
-    for region in regions {
+    for region in &mut wanting {
         region.crop = write_crop(folder, &image.claim, region, picture)?;
     }
     Ok(Ok(()))
@@ -140,25 +143,25 @@ fn cut_all(
     let Image { claim, facts, probed, picture, mut held, .. } = image;
     let base = picture.as_ref().map(|p| p.scale);
     let id = claim.id;
-    let sources = sources(&probed, base, &regions, input, spare);
+    let groups = by_scale(&probed, base, &regions, input, spare);
     let boxes: Vec<BoxPx> = regions.iter().map(|r| r.bbox).collect();
     // The second decodes that are really wanted, at last.
-    let further = sources.iter().filter(|s| Some(s.scale) != base);
-    let again_bytes = further.filter_map(|s| Some(probed.region_bytes(s.scale, around_boxes(&boxes, s)?))).max();
+    let further = groups.iter().filter(|s| Some(s.scale) != base);
+    let again_bytes = further.filter_map(|s| Some(probed.region_bytes(s.scale, around(&boxes, s)?))).max();
     held.shrink_to(picture.as_ref().map_or(0, Picture::bytes) + again_bytes.unwrap_or(0));
     assembly.open(Opened { claim, facts, raw, regions });
     let mut first = picture;
-    for source in &sources {
+    for group in &groups {
         // Each picture is gone before the next is decoded.
-        let picture = match first.take().filter(|picture| picture.scale == source.scale) {
+        let picture = match first.take().filter(|picture| picture.scale == group.scale) {
             Some(picture) => Ok(picture),
             None => {
                 let _cores = job.cores.one();
-                let window = around_boxes(&boxes, source).unwrap_or(BoxPx::whole(probed.upright));
-                job.progress.timed(Step::Crop, || again(job, &probed, source.scale, window))
+                let window = around(&boxes, group).unwrap_or(BoxPx::whole(probed.upright));
+                job.progress.timed(Step::Crop, || again(job, &probed, group.scale, window))
             }
         };
-        for &region in &source.regions {
+        for &region in &group.regions {
             let tensor = {
                 let _cores = job.cores.one();
                 let cut = |picture| job.progress.timed(Step::Crop, || cut(picture, boxes[region], input));
@@ -188,12 +191,8 @@ fn cut(picture: &Picture, region: BoxPx, input: &ImageInput) -> Result<Vec<f32>,
     Ok(values)
 }
 
-fn around_boxes(boxes: &[BoxPx], source: &Source) -> Option<BoxPx> {
-    source.regions.iter().map(|&i| boxes[i]).reduce(BoxPx::around)
-}
-
-fn around<'r>(regions: impl Iterator<Item = &'r Region>) -> Option<BoxPx> {
-    regions.map(|r| r.bbox).reduce(BoxPx::around)
+fn around(boxes: &[BoxPx], group: &Group) -> Option<BoxPx> {
+    group.regions.iter().map(|&i| boxes[i]).reduce(BoxPx::around)
 }
 
 /// What is kept of `found`, and the regions that the rule makes of what is kept: of the stored, rounded values, so

@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, never, select};
 use super::budget::{Budget, Reservation};
 use super::message::{Decoded, Image, Located, Origin, failed, finished};
 use super::progress::{Step, Wait};
-use super::source::sources;
+use super::scale::by_scale;
 use super::stop::AbortOnPanic;
 use super::{Job, Shapes};
 use crate::error::Error;
@@ -30,7 +30,7 @@ pub(super) struct Exits {
 
 /// Everything that decoding an image needs.
 #[derive(Clone, Copy)]
-struct Bench<'a> {
+struct Decoding<'a> {
     job: &'a Job<'a>,
     shapes: &'a Shapes,
     exits: &'a Exits,
@@ -45,7 +45,7 @@ pub(super) fn run(
     claimed: &Receiver<Claim>,
     exits: &Exits,
 ) -> Result<(), Error> {
-    let bench = Bench { job, shapes, exits };
+    let decoding = Decoding { job, shapes, exits };
     let ahead_most = PROBES_PER_THREAD * job.config.threads;
     let (probed_tx, probed_rx) = bounded(ahead_most);
     let none = never();
@@ -64,7 +64,7 @@ pub(super) fn run(
                 Next::Claim(Some(claim)) => {
                     job.progress.taken(Step::Decode);
                     // Not begun yet where a stop was asked for: it is given back.
-                    if !job.stop.is_asked() && !bench.has_nothing_to_do(&claim) {
+                    if !job.stop.is_asked() && !decoding.has_nothing_to_do(&claim) {
                         ahead += 1;
                         let probed_tx = probed_tx.clone();
                         scope.spawn(move |_| {
@@ -78,15 +78,15 @@ pub(super) fn run(
                 Next::Probed(None) => return,
                 Next::Probed(Some((claim, Err(error)))) => {
                     ahead -= 1;
-                    bench.fail(&claim, error);
+                    decoding.fail(&claim, error);
                 }
                 Next::Probed(Some((claim, Ok(probed)))) => {
                     ahead -= 1;
-                    if let Some(admitted) = bench.admit(claim, probed, budget) {
+                    if let Some(admitted) = decoding.admit(claim, probed, budget) {
                         scope.spawn(move |_| {
                             let _abort = AbortOnPanic(job.stop);
                             if !job.stop.is_ending() {
-                                bench.work(admitted);
+                                decoding.work(admitted);
                             }
                         });
                     }
@@ -112,7 +112,7 @@ struct Admitted {
     held: Reservation,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Decoding<'a> {
     fn detector_input(&self, claim: &Claim) -> Option<&'a ImageInput> {
         self.shapes.detect.as_ref().filter(|_| claim.stage == Stage::Detect)
     }
@@ -181,9 +181,9 @@ impl<'a> Bench<'a> {
             }
             (None, Some(regions), Some(embed)) => {
                 let base = claim.scale.unwrap_or(Scale::FULL);
-                let sources = sources(probed, Some(base), regions, embed, self.shapes.embed_spare);
-                let finest = sources.iter().map(|s| s.scale).filter(|s| *s != base).min_by_key(|s| s.denominator());
-                (sources.iter().any(|s| s.scale == base).then_some(base), finest)
+                let groups = by_scale(probed, Some(base), regions, embed, self.shapes.embed_spare);
+                let finest = groups.iter().map(|s| s.scale).filter(|s| *s != base).min_by_key(|s| s.denominator());
+                (groups.iter().any(|s| s.scale == base).then_some(base), finest)
             }
             (None, None, Some(embed)) => (Some(enough(embed, self.shapes.embed_spare)), None),
             (None, _, None) => (Some(Scale::FULL), None),

@@ -41,7 +41,8 @@ pub(super) fn run(
         count_padding(job.progress, &batch);
         let asked: Vec<Asked<'_>> =
             batch.iter().map(|d| Asked { prompt: d.image.claim.prompt.as_deref(), valid: d.placed.valid }).collect();
-        let mut attempt = Batch { detector: detector.as_mut(), stack: &mut stack, images: &batch, asked, size, floor };
+        let mut attempt =
+            DetectorCall { detector: detector.as_mut(), stack: &mut stack, images: &batch, asked, size, floor };
         let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { continue };
         nan.look(&answers)?;
         for (Decoded { mut image, tensor, placed, .. }, answer) in batch.into_iter().zip(answers) {
@@ -73,7 +74,7 @@ fn count_padding(progress: &Progress, batch: &[Decoded]) {
 }
 
 /// Images of one tensor size before their detector.
-struct Batch<'a> {
+struct DetectorCall<'a> {
     detector: &'a mut dyn Detector,
     stack: &'a mut Stack,
     images: &'a [Decoded],
@@ -82,7 +83,7 @@ struct Batch<'a> {
     floor: f32,
 }
 
-impl Attempt for Batch<'_> {
+impl Attempt for DetectorCall<'_> {
     type Answer = Found;
 
     fn model(&mut self) -> &mut dyn Loaded {

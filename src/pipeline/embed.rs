@@ -35,7 +35,7 @@ pub(super) fn run(
             continue;
         }
         Progress::add(&job.progress.input_values, 3 * size.pixels() * batch.len() as u64);
-        let mut attempt = Batch { embedder: embedder.as_mut(), stack: &mut stack, crops: &batch, size };
+        let mut attempt = EmbedderCall { embedder: embedder.as_mut(), stack: &mut stack, crops: &batch, size };
         let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { continue };
         nan.look(&answers)?;
         for (Crop { image, region, tensor }, answer) in batch.into_iter().zip(answers) {
@@ -49,14 +49,14 @@ pub(super) fn run(
 }
 
 /// Crops before their embedder.
-struct Batch<'a> {
+struct EmbedderCall<'a> {
     embedder: &'a mut dyn Embedder,
     stack: &'a mut Stack,
     crops: &'a [Crop],
     size: Size,
 }
 
-impl Attempt for Batch<'_> {
+impl Attempt for EmbedderCall<'_> {
     type Answer = Vec<f32>;
 
     fn model(&mut self) -> &mut dyn Loaded {

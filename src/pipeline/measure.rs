@@ -169,23 +169,22 @@ pub fn summary(progress: &Progress, (began, ended): (&Snapshot, &Snapshot), limi
 mod tests {
     use super::*;
 
-    fn of(busy: &[(Step, u64)], waiting_ms: u64, on_host: bool) -> Limit {
-        let progress = Progress::default();
-        let began = progress.snapshot(1);
-        for (step, ms) in busy {
-            progress.timed(*step, || std::thread::sleep(Duration::from_millis(*ms)));
-        }
-        progress.waits(Step::Decode, super::super::progress::Wait::Output, || {
-            std::thread::sleep(Duration::from_millis(waiting_ms));
-        });
-        limit(&began, &progress.snapshot(1), on_host, false)
+    fn of(busy_percent: &[(Step, u64)], waiting_percent: u64, on_host: bool) -> Limit {
+        let part = |percent: u64| Duration::from_millis(10 * percent);
+        let busy: Vec<(Step, Duration)> = busy_percent.iter().map(|(step, percent)| (*step, part(*percent))).collect();
+        let began = Progress::default().snapshot(1);
+        limit(&began, &began.later(part(100), &busy, part(waiting_percent)), on_host, false)
     }
 
     #[test]
     fn the_step_that_worked_most_is_named_with_what_helps() {
-        let limit = of(&[(Step::Decode, 5), (Step::Embed, 60)], 0, true);
+        let limit = of(&[(Step::Decode, 5), (Step::Embed, 90)], 0, true);
         assert_eq!(limit.step, Step::Embed);
-        assert!(limit.text.starts_with("limited by embed (busy 9") && limit.text.contains("GPU"), "{}", limit.text);
+        assert!(
+            limit.text.starts_with("limited by embed (busy 90 % of the time)") && limit.text.contains("GPU"),
+            "{}",
+            limit.text
+        );
         assert!(of(&[(Step::Detect, 40)], 0, false).text.contains("fp16"));
         assert!(of(&[(Step::Commit, 40)], 0, false).text.contains("disk"));
     }
@@ -198,6 +197,12 @@ mod tests {
 
     #[test]
     fn waiting_for_memory_is_told() {
-        assert!(of(&[(Step::Decode, 20)], 40, false).text.contains("--memory"));
+        assert!(of(&[(Step::Decode, 40)], 60, false).text.contains("--memory"));
+        assert!(!of(&[(Step::Decode, 95)], 60, false).text.contains("--memory"), "more would not help");
+    }
+
+    #[test]
+    fn a_run_with_too_little_to_do_has_no_limit() {
+        assert!(of(&[(Step::Detect, 20)], 0, true).text.starts_with("no step was busy"));
     }
 }

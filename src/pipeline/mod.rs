@@ -12,11 +12,12 @@ pub mod crop_file;
 mod decode;
 mod detect;
 mod embed;
+pub mod learn;
 pub mod measure;
 mod message;
 pub mod progress;
 mod read;
-mod source;
+mod scale;
 pub mod staged;
 pub mod stop;
 pub mod tune;
@@ -40,10 +41,11 @@ use assemble::Assembly;
 use budget::Budget;
 use calls::Calls;
 use cores::Cores;
+use learn::Learning;
 use measure::Instruments;
 use progress::{Progress, Step};
 use stop::Stop;
-use tune::{Learning, Tuner};
+use tune::Tuner;
 
 /// Claims between `read` and `decode`; the rest of a page waits in `read`.
 const CLAIMS_WAITING: usize = 8;
@@ -234,17 +236,10 @@ fn side_by_side<M: Send>(
     models: Vec<M>,
     work: impl Fn(M) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
-    let guarded = |model: M| {
-        let abort = AbortUnlessDone(stop);
-        let result = work(model);
-        if result.is_ok() {
-            std::mem::forget(abort);
-        }
-        result
-    };
     std::thread::scope(|scope| {
-        let guarded = &guarded;
-        let threads: Vec<_> = models.into_iter().map(|model| scope.spawn(move || guarded(model))).collect();
+        let work = &work;
+        let threads: Vec<_> =
+            models.into_iter().map(|model| scope.spawn(move || guarded(stop, move || work(model)))).collect();
         let ends: Vec<Result<(), Error>> =
             threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect();
         ends.into_iter().collect()
@@ -265,19 +260,21 @@ fn stage<'scope, 'env: 'scope>(
     name: &'static str,
     work: impl FnOnce() -> Result<(), Error> + Send + 'scope,
 ) -> Result<Handle<'scope>, Error> {
-    let guarded = move || {
-        let abort = AbortUnlessDone(stop);
-        let result = work();
-        if result.is_ok() {
-            std::mem::forget(abort);
-        }
-        result
-    };
-    let spawned = Builder::new().name(name.to_owned()).spawn_scoped(scope, guarded);
+    let spawned = Builder::new().name(name.to_owned()).spawn_scoped(scope, move || guarded(stop, work));
     spawned.map(|handle| (name, handle)).map_err(|e| {
         stop.abort();
         Error::System(format!("cannot start the {name} thread: {e}"))
     })
+}
+
+/// Makes all others leave where `work` fails or panics.
+fn guarded(stop: &Stop, work: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+    let abort = AbortUnlessDone(stop);
+    let result = work();
+    if result.is_ok() {
+        std::mem::forget(abort);
+    }
+    result
 }
 
 struct AbortUnlessDone<'a>(&'a Stop);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvError, Sender, TryRecvError, TrySendError};
 
-use super::tune::Learnt;
+use super::learn::Learnt;
 use crate::geometry::Scale;
 
 /// Rates are taken over this much of the run's latest work.
@@ -242,6 +242,19 @@ pub struct Snapshot {
     steps: [StepTimes; 6],
 }
 
+#[cfg(test)]
+impl Snapshot {
+    /// The snapshot `elapsed` later, after these steps worked so long on one thread and `decode` waited for memory.
+    pub(super) fn later(&self, elapsed: Duration, busy: &[(Step, Duration)], waiting: Duration) -> Self {
+        let mut later = Self { at: self.at + elapsed, ..*self };
+        for (step, time) in busy {
+            later.steps[*step as usize].busy += *time;
+        }
+        later.steps[Step::Decode as usize].waiting_out += waiting;
+        later
+    }
+}
+
 /// What one step did of the time between two snapshots: shares from 0 to 1 of its threads' time.
 #[derive(Clone, Copy, Debug)]
 pub struct StepShare {
@@ -340,34 +353,45 @@ mod tests {
     #[test]
     fn waiting_for_a_full_queue_and_for_an_empty_one_are_told_apart() {
         let progress = Progress::default();
-        let before = progress.snapshot(1);
         let (tx, rx) = crossbeam_channel::bounded(1);
+        assert!(progress.send(Step::Read, Step::Decode, &tx, 0));
+        let waited = |step: Step| progress.snapshot(1).steps[step as usize];
+        assert_eq!((waited(Step::Decode).queued, waited(Step::Read).waiting_out), (1, Duration::ZERO));
         std::thread::scope(|scope| {
             let progress = &progress;
-            scope.spawn(move || {
-                std::thread::sleep(Duration::from_millis(40));
-                for message in 0..2 {
-                    assert!(progress.send(Step::Read, Step::Decode, &tx, message));
-                }
-            });
+            let full = scope.spawn(move || progress.send(Step::Read, Step::Decode, &tx, 1));
+            // Not before the other has found the queue full: it counts its message first.
+            while progress.snapshot(1).steps[Step::Decode as usize].queued < 2 {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(200));
             assert_eq!(progress.recv(Step::Decode, &rx), Ok(0));
-            std::thread::sleep(Duration::from_millis(40));
-            assert_eq!(progress.recv(Step::Decode, &rx), Ok(1));
-            assert!(progress.recv(Step::Decode, &rx).is_err());
+            assert!(full.join().unwrap());
         });
-        let shares = progress.snapshot(1).shares_since(&before);
-        let of = |step: Step| shares[step as usize];
-        assert!(of(Step::Decode).waiting_in > 0.2, "{shares:?}");
-        assert_eq!((of(Step::Decode).waiting_out, of(Step::Decode).queued, of(Step::Read).waiting_in), (0.0, 0, 0.0));
+        assert!(waited(Step::Read).waiting_out > Duration::ZERO, "the queue was full");
+        assert_eq!((progress.recv(Step::Decode, &rx), waited(Step::Decode).waiting_in), (Ok(1), Duration::ZERO));
+        assert!(progress.recv(Step::Decode, &rx).is_err());
+        assert_eq!(waited(Step::Decode).queued, 0);
     }
 
     #[test]
-    fn the_pools_time_is_spread_over_its_threads() {
+    fn the_pools_time_is_spread_over_its_threads_and_a_models_over_its_sessions() {
         let progress = Progress::default();
-        let before = progress.snapshot(4);
-        progress.timed(Step::Decode, || std::thread::sleep(Duration::from_millis(40)));
-        let shares = progress.snapshot(4).shares_since(&before);
-        let busy = shares[Step::Decode as usize].busy;
-        assert!((0.15..=0.26).contains(&busy), "{busy}");
+        progress.sessions.store(2, Ordering::Relaxed);
+        for step in Step::ALL {
+            progress.clocks[step as usize].busy_ns.store(4_000, Ordering::Relaxed);
+        }
+        let busy = progress.snapshot(4).steps.map(|step| step.busy.as_nanos());
+        assert_eq!(busy, [4_000, 1_000, 2_000, 1_000, 2_000, 4_000]);
+    }
+
+    #[test]
+    fn shares_are_of_the_time_between_two_snapshots() {
+        let began = Progress::default().snapshot(1);
+        let second = Duration::from_secs(1);
+        let ended = began.later(4 * second, &[(Step::Embed, 3 * second)], second);
+        let shares = ended.shares_since(&began);
+        assert_eq!((shares[Step::Embed as usize].busy, shares[Step::Detect as usize].busy), (0.75, 0.0));
+        assert_eq!(shares[Step::Decode as usize].waiting_out, 0.25);
     }
 }

@@ -1,9 +1,9 @@
 //! Batch sizes by measurement: starts small, doubles while images per second grow, comes down when memory is short
 //! and creeps up again. Pure; one per model.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
+use super::learn::Learnt;
 use crate::config::Batch;
 use crate::geometry::Size;
 use crate::row::Stage;
@@ -19,41 +19,6 @@ const CALLS_BEFORE_CREEPING: u32 = 100;
 
 /// Shapes that are told apart; of more, the later ones take the size of the nearest and learn nothing.
 const SHAPES_MOST: usize = 64;
-
-/// A batch size that was found best for a shape.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Learnt {
-    /// Whose session.
-    pub stage: Stage,
-    /// Width and height of the model's input.
-    pub shape: Size,
-    /// Images in one call.
-    pub images: usize,
-    /// Images per second of the calls alone.
-    pub per_s: f64,
-}
-
-/// Whose batch sizes are learnt: a model on a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BatchOwner {
-    /// Its session.
-    pub stage: Stage,
-    /// Digest of the model.
-    pub digest: String,
-    /// Where the model is.
-    pub path: PathBuf,
-    /// `cpu`, or the product's name of a GPU.
-    pub device: String,
-}
-
-/// What earlier runs found, and under which names new findings are kept.
-#[derive(Clone, Debug, Default)]
-pub struct Learning {
-    /// One per session.
-    pub owners: Vec<BatchOwner>,
-    /// What is tried first.
-    pub known: Vec<Learnt>,
-}
 
 /// Decides how many images the next call gets.
 pub struct Tuner {

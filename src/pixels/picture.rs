@@ -50,12 +50,6 @@ impl Picture {
         }
     }
 
-    /// True where a region of `region` pixels of the image has `wanted` pixels here, on both sides, or the image
-    /// itself has no more; see [`wanted`](super::tensor::wanted).
-    pub fn suffices(&self, region: Size, wanted: Size) -> bool {
-        self.scale.index() <= Scale::that_holds(region, wanted).index()
-    }
-
     /// True where the picture has every pixel of a region of the upright image. A region that is no box is in none.
     pub fn holds(&self, region: BoxPx) -> bool {
         scaled_box(self.image, self.scale, region).is_some_and(|needed| self.window.holds(needed))
@@ -110,15 +104,6 @@ mod tests {
         assert_eq!(crop_box(size, bbox(100.0, 50.0, 100.0, 50.0)), int(99, 49, 1, 1));
         assert_eq!(scaled_box(size, Scale::EIGHTH, bbox(15.9, 8.0, 100.0, 50.0)), int(1, 1, 12, 6));
         assert_eq!(scaled_box(size, Scale::EIGHTH, bbox(100.0, 50.0, 100.0, 50.0)), int(12, 6, 1, 1));
-    }
-
-    #[test]
-    fn a_picture_suffices_for_what_needs_no_larger_one() {
-        let picture = Picture::scaled(RgbImage::new(100, 100), Size::new(400, 400), Scale::QUARTER);
-        let (small, half) = (Size::new(50, 50), Size::new(200, 200));
-        assert!(picture.suffices(picture.image, small) && picture.suffices(half, small));
-        assert!(!picture.suffices(Size::new(196, 196), small) && !picture.suffices(half, Size::new(1, 51)));
-        assert!(Picture::full(RgbImage::new(9, 9)).suffices(Size::new(9, 9), Size::new(224, 224)));
     }
 
     #[test]

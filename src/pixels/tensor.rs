@@ -44,8 +44,8 @@ pub struct Placed {
 }
 
 /// The pixels that a region of `region` pixels should have in the picture from which it is resized: `spare` times what
-/// it gets in the input ([`Decode`](crate::recipe::Decode) says how often), so that the resizer has something to average. Of [`Fit::Center`] what it gets before its
-/// borders are cut off. All of them for [`Fit::SquareBlur`], whose blur depends on the size of the image.
+/// it gets in the input ([`Decode`](crate::recipe::Decode) says how often), so that the
+/// resizer has something to average. Of [`Fit::Center`] what it gets before its borders are cut off. All of them for [`Fit::SquareBlur`], whose blur depends on the size of the image.
 pub fn wanted(region: Size, input: &ImageInput, spare: u32) -> Size {
     let whole = IntBox::whole(region);
     let squashed = |to: Size| Plan::new(Span::of(whole, BoxPx::whole(region)), to, input.fit).to;

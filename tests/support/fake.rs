@@ -18,11 +18,12 @@ use croprow::geometry::{BoxPx, Size};
 use croprow::model::device::EffectiveDevice;
 use croprow::model::{Asked, Detector, Embedder, Found, Loaded, ModelError, Models, Terminator};
 use croprow::pipeline::cores::Cores;
+use croprow::pipeline::learn::{BatchOwner, Learning};
 use croprow::pipeline::measure::Instruments;
 use croprow::pipeline::progress::Progress;
 use croprow::pipeline::staged::run_staged;
 use croprow::pipeline::stop::Stop;
-use croprow::pipeline::tune::{BatchOwner, Learning, Learnt};
+
 use croprow::pipeline::{self, Job, Summary};
 use croprow::recipe::{Decode, Filter, Fit, ImageInput, Keep, Labels, Nms, OnEmpty, Selection, Truncated};
 use croprow::row::{NewRow, RowCode, RowError, Stage};
@@ -344,11 +345,5 @@ fn learning(db: &Db, stages: &[Stage]) -> Learning {
             device: "cpu".into(),
         })
         .collect();
-    let mut known = Vec::new();
-    for owner in &owners {
-        for b in db.learnt_batches(&owner.digest, &owner.device).unwrap() {
-            known.push(Learnt { stage: owner.stage, shape: b.shape, images: b.images, per_s: b.per_s });
-        }
-    }
-    Learning { owners, known }
+    Learning::read(db, owners).unwrap()
 }

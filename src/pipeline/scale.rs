@@ -14,7 +14,7 @@ use crate::row::Region;
 
 /// Regions that are cut from a picture of one scale.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct Group {
     /// Its scale.
     pub scale: Scale,
     /// Indices of the regions.
@@ -24,14 +24,14 @@ pub struct Source {
 /// Groups the regions that still want a vector by the scale they are cut at, that of the detector's picture (`base`)
 /// first, then the others from coarse to fine. `spare` as of
 /// [`Decode::embedder_spare`](crate::recipe::Decode::embedder_spare).
-pub fn sources(
+pub fn by_scale(
     probed: &Probed,
     base: Option<Scale>,
     regions: &[Region],
     input: &ImageInput,
     spare: Option<u32>,
-) -> Vec<Source> {
-    let mut sources: Vec<Source> = Vec::new();
+) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
     for (index, region) in regions.iter().enumerate().filter(|(_, region)| !region.embedded) {
         let scale = match spare {
             None => Scale::FULL,
@@ -41,13 +41,13 @@ pub fn sources(
                 base.filter(|base| base.denominator() <= enough.denominator()).unwrap_or(enough)
             }
         };
-        match sources.iter_mut().find(|source| source.scale == scale) {
-            Some(source) => source.regions.push(index),
-            None => sources.push(Source { scale, regions: vec![index] }),
+        match groups.iter_mut().find(|group| group.scale == scale) {
+            Some(group) => group.regions.push(index),
+            None => groups.push(Group { scale, regions: vec![index] }),
         }
     }
-    sources.sort_by_key(|source| (Some(source.scale) != base, std::cmp::Reverse(source.scale.denominator())));
-    sources
+    groups.sort_by_key(|group| (Some(group.scale) != base, std::cmp::Reverse(group.scale.denominator())));
+    groups
 }
 
 #[cfg(test)]
@@ -88,21 +88,21 @@ mod tests {
         let (_folder, probed) = photo();
         let embedded = Region { embedded: true, ..region(30.0) };
         let regions = [region(50.0), region(450.0), embedded, region(1000.0), region(220.0)];
-        let found = sources(&probed, Some(Scale::QUARTER), &regions, &INPUT, Some(1));
-        let source = |scale, regions: &[usize]| Source { scale, regions: regions.to_vec() };
+        let found = by_scale(&probed, Some(Scale::QUARTER), &regions, &INPUT, Some(1));
+        let group = |scale, regions: &[usize]| Group { scale, regions: regions.to_vec() };
         // 450 / 4 and 1000 / 4 are 100 pixels and more; 220 needs 1/2, and 50 has not even 100.
-        let expected = [source(Scale::QUARTER, &[1, 3]), source(Scale::HALF, &[4]), source(Scale::FULL, &[0])];
+        let expected = [group(Scale::QUARTER, &[1, 3]), group(Scale::HALF, &[4]), group(Scale::FULL, &[0])];
         assert_eq!(found, expected);
         // Never from a smaller picture than the detector's, though 1000 / 8 would do; without a detector it does.
-        assert_eq!(sources(&probed, None, &regions[3..4], &INPUT, Some(1)), [source(Scale::EIGHTH, &[0])]);
+        assert_eq!(by_scale(&probed, None, &regions[3..4], &INPUT, Some(1)), [group(Scale::EIGHTH, &[0])]);
         // Four times the pixels.
-        assert_eq!(sources(&probed, None, &regions[3..4], &INPUT, Some(4)), [source(Scale::HALF, &[0])]);
+        assert_eq!(by_scale(&probed, None, &regions[3..4], &INPUT, Some(4)), [group(Scale::HALF, &[0])]);
     }
 
     #[test]
     fn an_exact_decode_cuts_everything_at_full_size() {
         let (_folder, probed) = photo();
-        let found = sources(&probed, Some(Scale::FULL), &[region(50.0), region(1000.0)], &INPUT, None);
-        assert_eq!(found, [Source { scale: Scale::FULL, regions: vec![0, 1] }]);
+        let found = by_scale(&probed, Some(Scale::FULL), &[region(50.0), region(1000.0)], &INPUT, None);
+        assert_eq!(found, [Group { scale: Scale::FULL, regions: vec![0, 1] }]);
     }
 }
