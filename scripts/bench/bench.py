@@ -17,6 +17,7 @@ from peer_side import BATCH, NAMES, Peers
 from places import PROJECT, Work
 
 MIB = 2**20
+MEMORY = ("--memory", "512MiB")
 # The lowest counts: what disturbs only adds.
 FLOORS = 3
 PER_IMAGE = "_cpu_s_per_image"
@@ -92,15 +93,20 @@ class Bench:
         idle = [100 * max(0.0, cost.idle(self.cores)) for cost in mine]
         self.figures.add(f"{scenario}/idle", "cores without work", "%", idle)
 
+    def add_memory(self, name: str, work: Work) -> None:
+        """What memory rises to with `--memory 512MiB`, over one full batch per core of the largest input shape."""
+        run = self.croprow.run(work, MEMORY)
+        batch = self.croprow.largest_batch()
+        photos = self.croprow.most_elongated(self.cores * batch)
+        small = self.croprow.start(work, photos, (*MEMORY, "--batch", str(batch)))
+        note = f"{work.limit} photos; {small.peak_bytes / MIB:.0f} MiB with {self.cores} batches of {batch}"
+        over = (run.peak_bytes - small.peak_bytes) / MIB
+        what = f"memory over a batch's, with --memory 512MiB ({work.photos})"
+        self.figures.add(name, what, "MiB", [max(0.0, over)], note)
+
     def floor(self, work: Work, batch: int) -> dict[str, float]:
-        """CPU seconds per image by stage, for the regions that croprow's last run found. Python's figures; those of the
-        project's own example in their place where it is built."""
-        regions = self.croprow.database()
-        floor = self.peers.floor(work, regions, batch)
-        command = example("floor")
-        if command:
-            command += self.peers.floor_arguments(work, regions, batch)
-            floor |= program.run(command, self.croprow.places.scratch / "floor.log").json_line()
+        """CPU seconds per image by stage, for the regions that croprow's last run found."""
+        floor = self.peers.floor(work, self.croprow.database(), batch)
         stages = {key.removesuffix(PER_IMAGE): value for key, value in floor.items() if key.endswith(PER_IMAGE)}
         print(f"  floor in CPU s an image: {json.dumps(stages)}", file=sys.stderr)
         return stages

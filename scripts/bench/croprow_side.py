@@ -67,15 +67,17 @@ class Croprow:
             self._one_image[key] = self.start(work, 1, extra)
         return self._one_image[key]
 
-    def start(self, work: Work, limit: int, extra: tuple[str, ...] = ()) -> program.Finished:
-        """The process as a whole, whatever became of the photos."""
+    def start(self, work: Work, photos: int | list[int], extra: tuple[str, ...] = ()) -> program.Finished:
+        """The process as a whole, whatever became of the photos: the first so many, or those of these ids."""
         database = self.database()
         for suffix in ("", "-wal", "-shm"):
             Path(f"{database}{suffix}").unlink(missing_ok=True)
         log = self.places.scratch / "croprow.log"
-        query = f"SELECT id, path, prompt FROM images ORDER BY id LIMIT {limit}"
-        photos = str(self.places.photos_of(work.photos))
-        program.run([str(self.binary), "add", str(database), "--from-sqlite", photos, "--query", query], log)
+        which = f"LIMIT {photos}" if isinstance(photos, int) else ""
+        among = "1" if isinstance(photos, int) else f"id IN ({', '.join(map(str, photos))})"
+        query = f"SELECT id, path, prompt FROM images WHERE {among} ORDER BY id {which}"
+        source = str(self.places.photos_of(work.photos))
+        program.run([str(self.binary), "add", str(database), "--from-sqlite", source, "--query", query], log)
         return program.run([*self.command(work), *extra], log, accepted=(0, 2))
 
     def command(self, work: Work) -> list[str]:
@@ -91,6 +93,15 @@ class Croprow:
             return connection.execute(query).fetchall()
         finally:
             connection.close()
+
+    def largest_batch(self) -> int:
+        """Images in a call, the most that the last run arrived at for any shape."""
+        return self.ask("SELECT coalesce(max(images), 1) FROM batch_sizes")[0][0]
+
+    def most_elongated(self, count: int) -> list[int]:
+        """Photos of the last run whose shapes make the largest inputs, where a detector keeps their shape."""
+        longest = "max(width_px, height_px) * 1.0 / min(width_px, height_px)"
+        return [row[0] for row in self.ask(f"SELECT key FROM images ORDER BY {longest} DESC, id LIMIT {count}")]
 
     def count_regions(self) -> int:
         return self.ask("SELECT count(*) FROM regions")[0][0]

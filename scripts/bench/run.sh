@@ -37,11 +37,7 @@ done
 if [[ " $* " != *" --binary"* ]]; then
     require_build_tools
     build_release
-    # Examples that some figures need, where the project has them.
-    for example in floor database; do
-        [[ ! -f $PROJECT_DIR/examples/$example.rs ]] \
-            || (cd "$PROJECT_DIR" && cargo build --release --locked --quiet --example "$example")
-    done
+    (cd "$PROJECT_DIR" && cargo build --release --locked --quiet --example database)
 fi
 # measure.py ends what it has started when it is stopped itself.
 exec "$DEMO_DIR/venv-bench/bin/python" "$PROJECT_DIR/scripts/bench/measure.py" "$@"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import program
-from bench import MIB, Bench, example
+from bench import MEMORY, MIB, Bench, example
 from peer_side import LOADER, NAIVE, STRONG
 from places import Work
 
@@ -16,7 +16,6 @@ from places import Work
 ONE_REGION = ("--box-threshold", "0.3", "--text-threshold", "0.25", "--keep", "best", "--on-empty", "whole")
 LEAST_COSINE = 0.9995
 QUICK_WAYS = ("pillow_draft", "turbojpeg_scaled")
-MEMORY = ("--memory", "512MiB")
 LARGEST_PIXELS = ("--max-pixels", "500000000")
 # Of images done, where the memory of a long run is read.
 EARLY, LATE = 2_000, 10_000
@@ -39,24 +38,28 @@ def detect_embed(bench: Bench) -> None:
     )
     mine = bench.compare("detect-embed", work, [STRONG, LOADER, NAIVE])
     bench.add_efficiency("detect-embed", work, mine)
+    bench.add_memory("detect-embed/memory_512", work)
 
 
 def video(bench: Bench) -> None:
     work = Work("video", bench.count(795, 40), embedder="efficientnet-lite0", detector="yolov3-tiny")
     mine = bench.compare("video", work, [STRONG])
     bench.add_efficiency("video", work, mine)
+    bench.add_memory("video/memory_512", work)
 
 
 def large(bench: Bench) -> None:
     work = dinov2("large", bench.count(64, 8))
     mine = bench.compare("large", work, [STRONG, LOADER])
     bench.add_efficiency("large", work, mine)
+    bench.add_memory("large/memory_512", work)
 
 
 def web(bench: Bench) -> None:
     work = dinov2("web", bench.count(600, 16))
     mine = bench.compare("web", work, [STRONG, LOADER])
     bench.add_efficiency("web", work, mine)
+    bench.add_memory("web/memory_512", work)
 
 
 def decode(bench: Bench) -> None:
@@ -75,6 +78,7 @@ def decode(bench: Bench) -> None:
             }
         )
         mine = costs["croprow"]
+        bench.add_memory(f"decode/{photos}_memory_512", work)
         bench.add_ratio(f"decode/{photos}_best_way", f"{best}, preprocessing alone ({photos})", mine, costs[best])
         bench.add_ratio(
             f"decode/{photos}_{LOADER}", f"DataLoader + transformers, the same embedder ({photos})", mine, costs[LOADER]

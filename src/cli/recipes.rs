@@ -197,9 +197,10 @@ fn differences(key: &str, then: &Value, now: &Value, changed: &mut Vec<String>) 
             );
         }
     } else if then != now {
-        // A digest's beginning tells it apart.
+        // A digest's beginning tells it apart; what is not in a recipe has its plainest value.
         let short = |v: &Value| match v.as_str() {
-            Some(text) if text.len() > 40 => format!("{}...", &text[..12]),
+            Some(text) if text.chars().count() > 40 => format!("{}...", text.chars().take(12).collect::<String>()),
+            _ if v.is_null() => "not set".to_owned(),
             _ => v.to_string(),
         };
         changed.push(format!("{key} was {}, is {}", short(then), short(now)));

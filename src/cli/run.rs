@@ -66,8 +66,8 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         plan = Plan::make(&args, &mut db)?;
     }
     if plan.waiting == 0 {
-        plan.remember_idle(&mut db)?;
-        return finish_idle(&db, plan.kept, args.json);
+        plan.remember_idle(&args, &mut db)?;
+        return finish_idle(&db, &plan, args.json);
     }
     if let Some(folder) = &plan.config.crops {
         prepare_folder(folder)?;
@@ -186,10 +186,16 @@ impl Plan {
     }
 
     /// Settings that were given while nothing is pending are settings all the same.
-    fn remember_idle(&self, db: &mut Db) -> Result<(), Error> {
+    fn remember_idle(&self, args: &RunArgs, db: &mut Db) -> Result<(), Error> {
         let settings = self.to_remember().to_json()?;
         if self.remembered.as_ref() == Some(&settings) {
             return Ok(());
+        }
+        if args.device.is_some() {
+            // A device that cannot be had is told to who asks for it, not to the next run.
+            let runtime =
+                model::library::load(self.settings.runtime.as_deref(), self.settings.device, self.config.threads)?;
+            Placing::of(&self.config, self.settings.device, &runtime)?;
         }
         let (run, _) = db.begin_run(&NewRun {
             device: "none",
@@ -274,12 +280,16 @@ fn describe_start(plan: &Plan, placing: &Placing, staged: bool) -> String {
         Batch::Fixed(images) => format!("batches of {images}"),
     };
     format!(
-        "{stages} {} images on {} with {} threads, {batches}, {} MiB for images in flight",
-        plan.waiting,
+        "{stages} {} on {} with {}, {batches}, {} MiB for images in flight",
+        counted(plan.waiting, "image"),
         placing.device.word,
-        plan.config.threads,
+        counted(plan.config.threads as u64, "thread"),
         plan.config.memory_bytes >> 20
     )
+}
+
+fn counted(n: u64, thing: &str) -> String {
+    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
 }
 
 /// Everything that the pipeline works with.
@@ -338,6 +348,7 @@ impl Work<'_> {
                     };
                     loader.load(&mut self.db.lock().unwrap_or_else(PoisonError::into_inner), &[kind])
                 },
+                &crate::give_back_freed_memory,
                 &say,
             ),
         }
@@ -438,18 +449,20 @@ fn say_how_it_went(how: &str, code: u8, summary: &Summary, told: &Value) {
     }
 }
 
-fn finish_idle(db: &Db, kept: u64, json: bool) -> Result<u8, Error> {
+fn finish_idle(db: &Db, plan: &Plan, json: bool) -> Result<u8, Error> {
     let tally = db.tally()?;
     let code = exit_code_of(&tally);
     let images: u64 = tally.iter().map(|(_, n)| n).sum();
     say(&format!("nothing is pending ({images} images in the database)"));
-    if kept > 0 {
+    if plan.kept > 0 {
+        let kept = plan.kept;
         say(&format!("{kept} of them were made by another recipe and stay as they are; --stale redo does them again"));
     }
+    let told = json!({
+        "ended": "complete", "exit_code": code, "done": 0, "failed": 0, "dropped": 0, "released": 0, "seconds": 0.0,
+    });
+    Instruments::new(None, plan.config.metrics.as_deref())?.write(&json!({ "summary": told }));
     if json {
-        let told = json!({
-            "ended": "complete", "exit_code": code, "done": 0, "failed": 0, "dropped": 0, "released": 0, "seconds": 0.0,
-        });
         print(&format!("{told}\n"))?;
     }
     Ok(code)

@@ -1,8 +1,9 @@
 //! Collecting batches from a channel.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::{Receiver, TryRecvError};
 use ndarray::Array4;
 
 use super::budget::Budget;
@@ -13,88 +14,128 @@ use crate::row::Stage;
 /// How often a session that could work on a partial batch looks whether more is still coming.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
+/// Where batches come from and who asks for them.
+pub struct Flow<'a, T> {
+    /// Messages of the step before.
+    pub rx: &'a Receiver<T>,
+    /// Counters.
+    pub progress: &'a Progress,
+    /// Knows whether more images are coming.
+    pub budget: &'a Budget,
+    /// Whose sessions ask.
+    pub stage: Stage,
+    /// How many of them there are.
+    pub sessions: usize,
+    /// False for a GPU, which should never wait.
+    pub patient: bool,
+}
+
 /// Batches of messages that share a key: tensors of one size need no padding, so that a row's result does not
-/// depend on its neighbours.
+/// depend on its neighbours. All sessions of a model take theirs here.
 ///
 /// A batch goes when it is full. A partial one, the one that has waited longest, goes when its device would idle
-/// otherwise; where the session shares the host's cores with decoding, nothing idles while more images are coming,
-/// so it goes when none are, because nothing is left or the budget admits no more.
+/// otherwise; where the sessions share the host's cores with decoding, nothing idles while more images are coming,
+/// so it goes when none are, because nothing is left or the budget admits no more. Then what waits is divided among
+/// the sessions, so that none idles beside another's last batch.
 pub struct Batches<'a, T, K> {
-    rx: &'a Receiver<T>,
-    progress: &'a Progress,
-    budget: &'a Budget,
-    step: Step,
-    stage: Stage,
-    /// False for a GPU, which should never wait.
-    patient: bool,
+    flow: Flow<'a, T>,
     key: fn(&T) -> K,
     /// Called for every message that arrives.
     arrived: fn(&mut T),
-    /// Groups that are not full yet, the oldest first.
-    waiting: Vec<(K, Vec<T>)>,
+    waiting: Mutex<Waiting<T, K>>,
 }
 
 impl<'a, T, K: PartialEq> Batches<'a, T, K> {
-    /// Batches of messages with equal keys, for the session of `stage`.
-    pub fn new(
-        rx: &'a Receiver<T>,
-        (progress, budget): (&'a Progress, &'a Budget),
-        stage: Stage,
-        patient: bool,
-        key: fn(&T) -> K,
-        arrived: fn(&mut T),
-    ) -> Self {
-        let step = match stage {
-            Stage::Detect => Step::Detect,
-            Stage::Embed => Step::Embed,
-        };
-        Self { rx, progress, budget, step, stage, patient, key, arrived, waiting: Vec::new() }
+    /// Batches of messages with equal keys.
+    pub fn new(flow: Flow<'a, T>, key: fn(&T) -> K, arrived: fn(&mut T)) -> Self {
+        Self { flow, key, arrived, waiting: Mutex::new(Waiting(Vec::new())) }
     }
 
     /// The next batch, of up to `size_of` its key. Waits where nothing is there at all. `None` when the channel is
     /// closed and everything was handed out.
-    pub fn next(&mut self, size_of: impl Fn(&K) -> usize) -> Option<Vec<T>> {
+    pub fn next(&self, size_of: impl Fn(&K) -> usize) -> Option<Vec<T>> {
+        let Flow { rx, progress, budget, stage, sessions, patient } = self.flow;
+        let step = self.step();
+        // Whoever holds the lock waits for messages, and for them all sessions wait.
+        let mut waiting =
+            progress.waits(step, Wait::Input, || self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
         loop {
-            if let Some(full) = self.full(&size_of) {
+            // A batch for each session, no more: what waits here holds memory.
+            while waiting.messages() < sessions * waiting.largest(&size_of) {
+                let Ok(message) = rx.try_recv() else { break };
+                self.sort_in(&mut waiting, message);
+            }
+            // In this order: what comes in between is then seen in the channel.
+            let more_comes = budget.more_comes_to(stage) || !rx.is_empty();
+            let share = if more_comes { usize::MAX } else { waiting.messages().div_ceil(sessions).max(1) };
+            if let Some(full) = waiting.full(|key| size_of(key).clamp(1, share)) {
                 return Some(full);
             }
-            if let Ok(message) = self.rx.try_recv() {
-                self.sort_in(message);
-            } else if self.waiting.is_empty() {
-                let message = self.progress.waits(self.step, Wait::Input, || self.rx.recv()).ok()?;
-                self.sort_in(message);
-            } else if self.patient && self.budget.more_comes_to(self.stage) {
-                match self.progress.waits(self.step, Wait::Input, || self.rx.recv_timeout(LOOK_AGAIN)) {
-                    Ok(message) => self.sort_in(message),
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => return Some(self.waiting.remove(0).1),
+            match rx.try_recv() {
+                Ok(message) => self.sort_in(&mut waiting, message),
+                Err(TryRecvError::Empty) if waiting.0.is_empty() => {
+                    let message = progress.waits(step, Wait::Input, || rx.recv()).ok()?;
+                    self.sort_in(&mut waiting, message);
                 }
-            } else if self.rx.is_empty() {
-                // Looked at once more: a message may have come between the first look and the count of those to come.
-                return Some(self.waiting.remove(0).1);
+                // A closed channel is seen in the next round.
+                Err(TryRecvError::Empty) if patient && more_comes => {
+                    if let Ok(message) = progress.waits(step, Wait::Input, || rx.recv_timeout(LOOK_AGAIN)) {
+                        self.sort_in(&mut waiting, message);
+                    }
+                }
+                Err(_) => return waiting.oldest(),
             }
         }
     }
 
-    fn sort_in(&mut self, mut message: T) {
-        self.progress.taken(self.step);
-        (self.arrived)(&mut message);
-        let key = (self.key)(&message);
-        match self.waiting.iter_mut().find(|(k, _)| *k == key) {
-            Some((_, group)) => group.push(message),
-            None => self.waiting.push((key, vec![message])),
+    fn step(&self) -> Step {
+        match self.flow.stage {
+            Stage::Detect => Step::Detect,
+            Stage::Embed => Step::Embed,
         }
+    }
+
+    fn sort_in(&self, waiting: &mut Waiting<T, K>, mut message: T) {
+        self.flow.progress.taken(self.step());
+        (self.arrived)(&mut message);
+        waiting.sort_in((self.key)(&message), message);
+    }
+}
+
+/// Groups that are not full yet, the oldest first.
+struct Waiting<T, K>(Vec<(K, Vec<T>)>);
+
+impl<T, K: PartialEq> Waiting<T, K> {
+    fn messages(&self) -> usize {
+        self.0.iter().map(|(_, group)| group.len()).sum()
+    }
+
+    fn sort_in(&mut self, key: K, message: T) {
+        match self.0.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, group)) => group.push(message),
+            None => self.0.push((key, vec![message])),
+        }
+    }
+
+    /// The largest size of a batch of what waits.
+    fn largest(&self, size_of: impl Fn(&K) -> usize) -> usize {
+        self.0.iter().map(|(key, _)| size_of(key)).max().unwrap_or(1)
+    }
+
+    fn oldest(&mut self) -> Option<Vec<T>> {
+        (!self.0.is_empty()).then(|| self.0.remove(0).1)
     }
 
     /// A group that has reached its size; what is beyond stays, for the size may have come down meanwhile.
     fn full(&mut self, size_of: impl Fn(&K) -> usize) -> Option<Vec<T>> {
-        let place = self.waiting.iter().position(|(key, group)| group.len() >= size_of(key).max(1))?;
-        let size = size_of(&self.waiting[place].0).max(1);
-        if self.waiting[place].1.len() == size {
-            return Some(self.waiting.remove(place).1);
+        let place = self.0.iter().position(|(key, group)| group.len() >= size_of(key))?;
+        let (key, group) = &mut self.0[place];
+        let rest = group.split_off(size_of(key));
+        let full = std::mem::replace(group, rest);
+        if group.is_empty() {
+            self.0.remove(place);
         }
-        let rest = self.waiting[place].1.split_off(size);
-        Some(std::mem::replace(&mut self.waiting[place].1, rest))
+        Some(full)
     }
 }
 
@@ -132,10 +173,20 @@ mod tests {
 
     type Message = (u8, char, Option<Reservation>);
 
+    fn batches<'a>(
+        rx: &'a Receiver<Message>,
+        progress: &'a Progress,
+        budget: &'a Budget,
+        patient: bool,
+        sessions: usize,
+    ) -> Batches<'a, Message, u8> {
+        let flow = Flow { rx, progress, budget, stage: Stage::Detect, sessions, patient };
+        Batches::new(flow, |m| m.0, |m| m.2.iter_mut().for_each(|held| held.came_to(Stage::Detect)))
+    }
+
     fn collect(rx: &Receiver<Message>, budget: &Budget, patient: bool, size: usize) -> Vec<String> {
         let progress = Progress::default();
-        let arrived = |m: &mut Message| m.2.iter_mut().for_each(|held| held.came_to(Stage::Detect));
-        let mut batches = Batches::new(rx, (&progress, budget), Stage::Detect, patient, |m: &Message| m.0, arrived);
+        let batches = batches(rx, &progress, budget, patient, 1);
         let mut all = Vec::new();
         while let Some(batch) = batches.next(|_| size) {
             all.push(batch.into_iter().map(|m| m.1).collect());
@@ -170,14 +221,41 @@ mod tests {
     }
 
     #[test]
+    fn the_last_images_are_divided_among_the_sessions() {
+        let (tx, rx) = crossbeam_channel::unbounded();
+        let (progress, budget) = (Progress::default(), Budget::new(99, 99));
+        let last = budget.admit(1, &[Stage::Detect], &Stop::default());
+        (0..19).for_each(|_| tx.send((1, 'a', None)).unwrap());
+        let batches = batches(&rx, &progress, &budget, true, 2);
+        let next = || batches.next(|_| 8).map(|batch| batch.len());
+        assert_eq!(next(), Some(8), "more is coming");
+        tx.send((1, 'a', last)).unwrap();
+        drop(tx);
+        assert_eq!([next(), next(), next(), next(), next(), next()], [Some(6), Some(3), Some(2), Some(1), None, None]);
+    }
+
+    #[test]
+    fn sessions_share_what_waits() {
+        let (tx, rx) = crossbeam_channel::unbounded();
+        let (progress, budget) = (Progress::default(), Budget::new(99, 99));
+        (0..1000).for_each(|i| tx.send(((i % 7) as u8, 'a', None)).unwrap());
+        drop(tx);
+        let batches = batches(&rx, &progress, &budget, true, 3);
+        let take = || std::iter::from_fn(|| batches.next(|_| 4)).map(|batch| batch.len()).sum::<usize>();
+        let taken: usize = std::thread::scope(|scope| {
+            let sessions = [scope.spawn(take), scope.spawn(take), scope.spawn(take)];
+            sessions.into_iter().map(|session| session.join().unwrap()).sum()
+        });
+        assert_eq!(taken, 1000);
+    }
+
+    #[test]
     fn a_gpu_does_not_wait_for_a_full_batch() {
         let (tx, rx) = crossbeam_channel::unbounded();
         let (progress, budget) = (Progress::default(), Budget::new(9, 9));
         let _coming = budget.admit(1, &[Stage::Detect], &Stop::default());
         tx.send((1, 'a', None)).unwrap();
-        let flow = (&progress, &*budget);
-        let mut batches = Batches::new(&rx, flow, Stage::Detect, false, |m: &Message| m.0, |_: &mut Message| ());
-        assert_eq!(batches.next(|_| 2).map(|batch| batch.len()), Some(1));
+        assert_eq!(batches(&rx, &progress, &budget, false, 1).next(|_| 2).map(|batch| batch.len()), Some(1));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crossbeam_channel::{Receiver, Sender};
 
 use super::Job;
-use super::batch::{Batches, Stack};
+use super::batch::{Batches, Flow, Stack};
 use super::budget::Budget;
 use super::calls::{Answer, Attempt, Calls, NanWatch};
 use super::message::{Decoded, Located, Origin, finished};
@@ -19,19 +19,27 @@ use crate::row::{Finished, Outcome, RowError, Stage};
 /// Asked of a blank image, to tell a broken model from bad images.
 const HARMLESS_PROMPT: &str = "object.";
 
-/// Runs batches until `decoded` is closed. The session is dropped when this returns.
+/// What all sessions of the detector take from: batches of tensors of one size.
+pub(super) fn batches<'a>(
+    job: &Job<'a>,
+    budget: &'a Budget,
+    rx: &'a Receiver<Decoded>,
+    sessions: usize,
+) -> Batches<'a, Decoded, Size> {
+    let (progress, patient) = (job.progress, job.on_host);
+    let flow = Flow { rx, progress, budget, stage: Stage::Detect, sessions, patient };
+    Batches::new(flow, |decoded| decoded.size, |decoded| decoded.image.held.came_to(Stage::Detect))
+}
+
+/// Runs batches until there are no more. The session is dropped when this returns.
 pub(super) fn run(
     job: &Job<'_>,
     mut detector: Box<dyn Detector>,
     mut calls: Calls<'_>,
-    budget: &Budget,
-    decoded: &Receiver<Decoded>,
+    batches: &Batches<'_, Decoded, Size>,
     (located, commit): (&Sender<Located>, &Sender<Finished>),
 ) -> Result<(), Error> {
     let floor = job.config.detect.as_ref().map_or(0.0, |d| d.candidate_floor);
-    let arrived = |d: &mut Decoded| d.image.held.came_to(Stage::Detect);
-    let flow = (job.progress, budget);
-    let mut batches = Batches::new(decoded, flow, Stage::Detect, job.on_host, |d: &Decoded| d.size, arrived);
     let (mut nan, mut stack) = (NanWatch::default(), Stack::default());
     while let Some(batch) = batches.next(|size| calls.images(*size)) {
         if job.stop.is_ending() {

@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use super::Job;
 use super::assemble::Assembly;
-use super::batch::{Batches, Stack};
+use super::batch::{Batches, Flow, Stack};
 use super::budget::Budget;
 use super::calls::{Answer, Attempt, Calls, NanWatch};
 use super::message::Crop;
@@ -17,18 +17,28 @@ use crate::geometry::Size;
 use crate::model::{Embedder, Loaded, ModelError};
 use crate::row::{Finished, RowError, Stage};
 
-/// Runs batches until `crops` is closed. The session is dropped when this returns.
+/// What all sessions of the embedder take from.
+pub(super) fn batches<'a>(
+    job: &Job<'a>,
+    budget: &'a Budget,
+    rx: &'a Receiver<Crop>,
+    sessions: usize,
+) -> Batches<'a, Crop, ()> {
+    let (progress, patient) = (job.progress, job.on_host);
+    let flow = Flow { rx, progress, budget, stage: Stage::Embed, sessions, patient };
+    // Whoever cuts an image's crops says that it has come, after the last of them.
+    Batches::new(flow, |_| (), |_| ())
+}
+
+/// Runs batches until there are no more. The session is dropped when this returns.
 pub(super) fn run(
     job: &Job<'_>,
     mut embedder: Box<dyn Embedder>,
     mut calls: Calls<'_>,
-    budget: &Budget,
-    crops: &Receiver<Crop>,
+    batches: &Batches<'_, Crop, ()>,
     (assembly, commit): (&Assembly, &Sender<Finished>),
 ) -> Result<(), Error> {
     let size = embedder.input().size;
-    // Whoever cuts an image's crops says that it has come, after the last of them.
-    let mut batches = Batches::new(crops, (job.progress, budget), Stage::Embed, job.on_host, |_| (), |_| ());
     let (mut nan, mut stack) = (NanWatch::default(), Stack::default());
     while let Some(batch) = batches.next(|()| calls.images(size)) {
         if job.stop.is_ending() {

@@ -94,9 +94,9 @@ pub fn step_sample(share: &StepShare) -> StepSample {
 /// What limited a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
-    /// The step.
-    pub step: Step,
-    /// Share of the time that it worked.
+    /// The step; `None` where there was too little work to say.
+    pub step: Option<Step>,
+    /// Share of the time that the busiest step worked.
     pub busy: f64,
     /// One line for the user.
     pub text: String,
@@ -122,20 +122,22 @@ pub fn limit(began: &Snapshot, ended: &Snapshot, on_host: bool, exact: bool) -> 
         _ if short => "images waited for memory: give more with --memory",
         Step::Decode if exact => "--decode scaled decodes no more than is used; more cores (--threads) help too",
         Step::Decode | Step::Crop => "more cores (--threads) or smaller files help, a faster model does not",
-        Step::Detect | Step::Embed if on_host => "a GPU, a smaller model or --precision int8 helps",
+        Step::Detect | Step::Embed if on_host => {
+            "a GPU, a smaller model or an int8 one (--precision int8 where its folder has it) helps"
+        }
         Step::Detect | Step::Embed => "--precision fp16, a larger --batch or a smaller model helps",
         Step::Read | Step::Commit => "put the database on a faster disk",
     };
     let busy = if step == Step::Decode { pool.min(1.0) } else { busy(step) };
     if busy < BUSY_LEAST {
         return Limit {
-            step,
+            step: None,
             busy,
             text: "no step was busy for long: too little work to say what limits it".to_owned(),
         };
     }
     let text = format!("limited by {} (busy {:.0} % of the time): {remedy}", step.word(), 100.0 * busy);
-    Limit { step, busy, text }
+    Limit { step: Some(step), busy, text }
 }
 
 /// Resident memory of this process; 0 where the system does not tell.
@@ -159,7 +161,7 @@ pub fn summary(progress: &Progress, (began, ended): (&Snapshot, &Snapshot), limi
         steps.insert(share.step.word().to_owned(), one);
     }
     json!({
-        "limited_by": limit.step.word(), "limit": limit.text, "steps": steps,
+        "limited_by": limit.step.map(Step::word), "limit": limit.text, "steps": steps,
         "padding": ended.padding_since(began), "decode_scale": ended.decode_scale_since(began),
         "decodes": Progress::get(&progress.decodes),
     })
@@ -179,7 +181,7 @@ mod tests {
     #[test]
     fn the_step_that_worked_most_is_named_with_what_helps() {
         let limit = of(&[(Step::Decode, 5), (Step::Embed, 90)], 0, true);
-        assert_eq!(limit.step, Step::Embed);
+        assert_eq!(limit.step, Some(Step::Embed));
         assert!(
             limit.text.starts_with("limited by embed (busy 90 % of the time)") && limit.text.contains("GPU"),
             "{}",
@@ -192,7 +194,7 @@ mod tests {
     #[test]
     fn decoding_and_cutting_share_the_pool() {
         let limit = of(&[(Step::Decode, 20), (Step::Crop, 20), (Step::Embed, 30)], 0, true);
-        assert_eq!(limit.step, Step::Decode);
+        assert_eq!(limit.step, Some(Step::Decode));
     }
 
     #[test]
@@ -203,6 +205,7 @@ mod tests {
 
     #[test]
     fn a_run_with_too_little_to_do_has_no_limit() {
-        assert!(of(&[(Step::Detect, 20)], 0, true).text.starts_with("no step was busy"));
+        let limit = of(&[(Step::Detect, 20)], 0, true);
+        assert!(limit.step.is_none() && limit.text.starts_with("no step was busy"), "{}", limit.text);
     }
 }

@@ -20,6 +20,7 @@ mod read;
 mod scale;
 pub mod staged;
 pub mod stop;
+mod stopwatch;
 pub mod tune;
 
 use std::sync::atomic::Ordering;
@@ -156,16 +157,18 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
             stage(scope, job.stop, "read", move || read::run(job, &claimed_tx))?,
             stage(scope, job.stop, "decode", move || decode::run(job, shapes, budget, &claimed_rx, &decode_exits))?,
             stage(scope, job.stop, "detect", move || {
+                let batches = detect::batches(job, budget, &decoded_rx, detectors.len());
                 side_by_side(job.stop, detectors, |detector| {
                     let calls = calls(Step::Detect, detect_tuner);
-                    detect::run(job, detector, calls, budget, &decoded_rx, (&located_tx, &detect_commit))
+                    detect::run(job, detector, calls, &batches, (&located_tx, &detect_commit))
                 })
             })?,
             stage(scope, job.stop, "crop", move || crop::run(job, shapes, &located_rx, &crop_exits))?,
             stage(scope, job.stop, "embed", move || {
+                let batches = embed::batches(job, budget, &crops_rx, embedders.len());
                 side_by_side(job.stop, embedders, |embedder| {
                     let calls = calls(Step::Embed, embed_tuner);
-                    embed::run(job, embedder, calls, budget, &crops_rx, (assembly, &embed_commit))
+                    embed::run(job, embedder, calls, &batches, (assembly, &embed_commit))
                 })
             })?,
             stage(scope, job.stop, "commit", move || commit::run(job, budget, terminators, &commit_rx))?,

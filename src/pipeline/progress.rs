@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvError, Sender, TryRecvError, TrySendError};
 
 use super::learn::Learnt;
+use super::stopwatch::Stopwatch;
 use crate::geometry::Scale;
 
 /// Rates are taken over this much of the run's latest work.
@@ -65,12 +66,12 @@ pub enum Wait {
     Output,
 }
 
-/// Times of one step, in nanoseconds summed over its threads, and the messages that wait before it.
+/// Times of one step, summed over its threads, and the messages that wait before it.
 #[derive(Debug, Default)]
 struct Clock {
-    busy_ns: AtomicU64,
-    input_ns: AtomicU64,
-    output_ns: AtomicU64,
+    busy: Stopwatch,
+    input: Stopwatch,
+    output: Stopwatch,
     queued: AtomicI64,
 }
 
@@ -110,13 +111,13 @@ pub struct Progress {
 impl Progress {
     /// Counts the time that `work` takes for `step`.
     pub fn timed<T>(&self, step: Step, work: impl FnOnce() -> T) -> T {
-        timed(&self.clocks[step as usize].busy_ns, work)
+        self.clocks[step as usize].busy.time(work)
     }
 
     /// Counts the time that `step` waits.
     pub fn waits<T>(&self, step: Step, what: Wait, wait: impl FnOnce() -> T) -> T {
         let clock = &self.clocks[step as usize];
-        timed(if what == Wait::Input { &clock.input_ns } else { &clock.output_ns }, wait)
+        if what == Wait::Input { clock.input.time(wait) } else { clock.output.time(wait) }
     }
 
     /// Hands a message to the step behind; false where that has left.
@@ -184,13 +185,18 @@ impl Progress {
             let clock = &self.clocks[step as usize];
             // Time of the pool's steps is spread over its threads.
             let sessions = self.sessions.load(Ordering::Relaxed);
-            let share = |ns: &AtomicU64, among: usize| Duration::from_nanos(Self::get(ns) / among as u64);
-            // One thread hands work to the pool; it is the one that waits.
-            let waiting = if matches!(step, Step::Detect | Step::Embed) { sessions.max(1) } else { 1 };
+            let share = |stopwatch: &Stopwatch, among: usize| stopwatch.total() / among as u32;
+            let all = step.threads(threads, sessions);
+            // One thread hands work to the pool; it is the one that waits for it, and for memory.
+            let (takes, gives) = match step {
+                Step::Detect | Step::Embed => (all, all),
+                Step::Crop => (1, all),
+                Step::Read | Step::Decode | Step::Commit => (1, 1),
+            };
             StepTimes {
-                busy: share(&clock.busy_ns, step.threads(threads, sessions)),
-                waiting_in: share(&clock.input_ns, waiting),
-                waiting_out: Duration::from_nanos(Self::get(&clock.output_ns)),
+                busy: share(&clock.busy, all),
+                waiting_in: share(&clock.input, takes),
+                waiting_out: share(&clock.output, gives),
                 queued: clock.queued.load(Ordering::Relaxed).max(0) as u64,
             }
         });
@@ -206,13 +212,6 @@ impl Progress {
             steps,
         }
     }
-}
-
-fn timed<T>(counter: &AtomicU64, work: impl FnOnce() -> T) -> T {
-    let began = Instant::now();
-    let result = work();
-    counter.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
-    result
 }
 
 /// Times of one step since the start of the run.
@@ -378,11 +377,14 @@ mod tests {
     fn the_pools_time_is_spread_over_its_threads_and_a_models_over_its_sessions() {
         let progress = Progress::default();
         progress.sessions.store(2, Ordering::Relaxed);
+        let mut sums = [Duration::ZERO; 6];
         for step in Step::ALL {
-            progress.clocks[step as usize].busy_ns.store(4_000, Ordering::Relaxed);
+            progress.timed(step, || std::thread::sleep(Duration::from_millis(1)));
+            sums[step as usize] = progress.clocks[step as usize].busy.total();
         }
-        let busy = progress.snapshot(4).steps.map(|step| step.busy.as_nanos());
-        assert_eq!(busy, [4_000, 1_000, 2_000, 1_000, 2_000, 4_000]);
+        let busy = progress.snapshot(4).steps.map(|step| step.busy);
+        let shares = [(Step::Read, 1), (Step::Decode, 4), (Step::Detect, 2), (Step::Crop, 4), (Step::Embed, 2)];
+        assert_eq!(busy[..5], shares.map(|(step, threads)| sums[step as usize] / threads));
     }
 
     #[test]

@@ -9,14 +9,15 @@ use crate::error::Error;
 use crate::model::Models;
 use crate::row::{Stage, State};
 
-/// Works until nothing is pending, with one model in memory at a time. `load` loads the model of a stage, `tell` gets a
-/// line for the user on the memory that each took and gave back.
+/// Works until nothing is pending, with one model in memory at a time. `load` loads the model of a stage, `give_back`
+/// returns freed memory to the system, `tell` gets a line for the user on the memory that each took and gave back.
 ///
 /// # Errors
 /// Those of [`run`], and of `load`.
 pub fn run_staged(
     job: &Job<'_>,
     load: &mut dyn FnMut(Stage) -> Result<Models, Error>,
+    give_back: &dyn Fn(),
     tell: &dyn Fn(&str),
 ) -> Result<Summary, Error> {
     let mut summary = Summary::default();
@@ -31,6 +32,7 @@ pub fn run_staged(
             let models = load(*stage)?;
             let loaded = Memory::now(job);
             let pass = run(&Job { stages: std::slice::from_ref(stage), ..*job }, models)?;
+            give_back();
             tell(&before.describe(loaded, Memory::now(job), *stage));
             summary = Summary { released: summary.released + pass.released, ..pass };
         }

@@ -312,7 +312,7 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
         stop,
     };
     let result = if config.staged {
-        run_staged(&job, &mut |stage| Ok(load(&[stage])), &|_| {})
+        run_staged(&job, &mut |stage| Ok(load(&[stage])), &|| {}, &|_| {})
     } else {
         pipeline::run(&job, load(&wanted))
     };
