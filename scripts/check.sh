@@ -29,8 +29,8 @@ sources() { find "$@" -name '*.rs' | sort; }
 
 say "import rules"
 mapfile -t LIBRARY < <(sources src/lib.rs src/pipeline src/input src/db src/model src/pixels src/candidate.rs src/config.rs src/error.rs \
-    src/geometry.rs src/recipe.rs src/row.rs)
-mapfile -t PLAIN < <(sources src/candidate.rs src/config.rs src/error.rs src/geometry.rs src/recipe.rs src/row.rs)
+    src/geometry.rs src/printable.rs src/recipe.rs src/row.rs)
+mapfile -t PLAIN < <(sources src/candidate.rs src/config.rs src/error.rs src/geometry.rs src/printable.rs src/recipe.rs src/row.rs)
 mapfile -t DB < <(sources src/db)
 mapfile -t MODEL < <(sources src/model)
 mapfile -t PIXELS < <(sources src/pixels)
@@ -47,6 +47,8 @@ forbid "the library sees the command line" '\b(clap|indicatif)::' "${LIBRARY[@]}
 forbid "SQL outside src/db" '"[^"]*\b(SELECT .* FROM|INSERT INTO|UPDATE [a-z_]+ SET|DELETE FROM|PRAGMA [a-z_]+)\b' \
     $(printf '%s\n' "${OUTSIDE_DB[@]}" | grep -v '^src/cli/')
 forbid "a name for everything and nothing" '^(pub )?mod (utils?|common|helpers?|managers?);' $(sources src)
+forbid "a path on its way to people that is not made printable" '\.display\(\)' $(sources src)
+forbid "stdout or stderr past src/cli/talk.rs" '\b(e?print(ln)?!|io::(stdout|stderr)\(\)\.lock)' $(sources src | grep -v '^src/cli/talk.rs')
 forbid "a session of the runtime outside src/model" '\bort::' $(sources src | grep -v '^src/model/')
 
 say "sizes"

@@ -1,7 +1,8 @@
 //! Validated settings of a run, one part per stage. Nothing here is an `Option` that means "default":
 //! `None` always means "not used".
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,8 @@ pub struct RunConfig {
     pub embed: Option<EmbedConfig>,
     /// Reading and decoding.
     pub decode: DecodeConfig,
+    /// No file is read that does not lie below this folder; absolute and without links. `None`: all are.
+    pub root: Option<Arc<Path>>,
     /// Crops as files, where they are wanted.
     pub crops: Option<PathBuf>,
     /// Stop after that many images.

@@ -1,5 +1,6 @@
 //! `Error`: the run cannot go on. What concerns one row is a [`RowError`](crate::row::RowError).
 
+use crate::printable;
 use std::path::PathBuf;
 
 /// Why a command ended. Messages are lower-case fragments that name the path, the reason and the remedy.
@@ -12,7 +13,7 @@ pub enum Error {
     #[error("{0}")]
     StartUp(String),
     /// A source of rows cannot be read.
-    #[error("{path}: {reason}", path = path.display())]
+    #[error("{path}: {reason}", path = printable::path(path))]
     Source {
         /// What was read.
         path: PathBuf,
@@ -20,7 +21,7 @@ pub enum Error {
         reason: String,
     },
     /// The database cannot be opened or is not for this program. Nothing was touched.
-    #[error("{path}: {reason}", path = path.display())]
+    #[error("{path}: {reason}", path = printable::path(path))]
     Open {
         /// The database file.
         path: PathBuf,

@@ -9,11 +9,11 @@
 //!
 //! [`pipeline::run`] is the page to read first. It claims pages of rows through [`db`], turns bytes into
 //! tensors with [`pixels`], asks the sessions of [`model`], and commits results and states together.
-//! [`input`] brings rows into a database. [`config`], [`recipe`], [`candidate`], [`geometry`], [`row`] and [`error`] are
+//! [`input`] brings rows into a database. [`config`], [`recipe`], [`candidate`], [`geometry`], [`printable`], [`row`] and [`error`] are
 //! plain data that everything may use.
 //!
 //! Imports run one way: `pipeline, input -> db, pixels, model -> config, recipe, candidate, row,
-//! geometry, error`.
+//! geometry, printable, error`.
 
 pub mod pipeline;
 
@@ -27,5 +27,6 @@ pub mod candidate;
 pub mod config;
 pub mod error;
 pub mod geometry;
+pub mod printable;
 pub mod recipe;
 pub mod row;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::candidate::{Kept, Vocabulary};
 use crate::geometry::{BoxPx, Orientation, Scale, Size};
+use crate::printable;
 
 /// `images.id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -241,14 +242,14 @@ pub struct RowError {
 }
 
 impl RowError {
-    /// An error of that code.
-    pub fn new(code: RowCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+    /// An error of that code. The message becomes one line that is fit for a terminal, wherever it is read.
+    pub fn new(code: RowCode, message: impl AsRef<str>) -> Self {
+        Self { code, message: printable::line(message.as_ref()) }
     }
 
     /// The same error, naming the file where the message does not name it yet.
     pub fn at(mut self, path: &Path) -> Self {
-        let path = path.display().to_string();
+        let path = printable::path(path);
         if !self.message.contains(&path) {
             self.message = format!("{path}: {}", self.message);
         }
@@ -283,6 +284,8 @@ pub enum RowCode {
     Io,
     /// The path cannot name a file.
     BadPath,
+    /// The file does not lie below `--root`.
+    OutsideRoot,
     /// The row's prompt, or the lack of one.
     Prompt,
     /// The model gave NaN, infinity or a zero vector.
@@ -295,7 +298,7 @@ pub enum RowCode {
 
 impl RowCode {
     /// Every code, for `retry --code` and the README.
-    pub const ALL: [RowCode; 16] = [
+    pub const ALL: [RowCode; 17] = [
         Self::Missing,
         Self::Permission,
         Self::NotRegular,
@@ -308,6 +311,7 @@ impl RowCode {
         Self::DecoderPanic,
         Self::Io,
         Self::BadPath,
+        Self::OutsideRoot,
         Self::Prompt,
         Self::NanOutput,
         Self::Model,
@@ -329,6 +333,7 @@ impl RowCode {
             Self::DecoderPanic => "decoder_panic",
             Self::Io => "io",
             Self::BadPath => "bad_path",
+            Self::OutsideRoot => "outside_root",
             Self::Prompt => "prompt",
             Self::NanOutput => "nan_output",
             Self::Model => "model",

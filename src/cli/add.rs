@@ -7,6 +7,7 @@ use croprow::db::Db;
 use croprow::db::add::Added;
 use croprow::error::Error;
 use croprow::input::{AddReport, AddRequest, Format, Keys, STDIN, read};
+use croprow::printable;
 
 use super::{print, say};
 
@@ -116,7 +117,7 @@ impl AddArgs {
             return Err(error);
         }
         for problem in &report.problems {
-            say(&format!("passed over: {}: {}", problem.path.display(), problem.reason));
+            say(&format!("passed over: {}: {}", printable::path(&problem.path), problem.reason));
         }
         let shown = report.problems.len() as u64;
         if report.unreadable > shown {

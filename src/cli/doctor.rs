@@ -14,12 +14,13 @@ use croprow::model::files::{ModelFiles, NoCache, digest, locate};
 use croprow::model::library::{self, Runtime};
 use croprow::model::self_test::{self, Verdict};
 use croprow::model::vram::Gpu;
+use croprow::printable;
 use croprow::recipe::Labels;
 use serde_json::{Map, Value};
 
 use super::run_args::PrecisionFlag;
 use super::settings::Settings;
-use super::{lines_safe, memory, parse, print};
+use super::{memory, parse, print, print_json};
 
 /// Runtime library, device and models: what is there, what is missing, how to mend it.
 #[derive(Args)]
@@ -68,7 +69,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<u8, Error> {
     parts.extend(args.detector.as_deref().map(|model| part("detector", |f| detector(model, args, place.as_ref(), f))));
     parts.extend(args.embedder.as_deref().map(|model| part("embedder", |f| embedder(model, args, place.as_ref(), f))));
     let usable = parts.iter().all(|part| part.error.is_none());
-    print(&if args.json { json(&parts, usable) } else { text(&parts, usable) })?;
+    if args.json { print_json(&json(&parts, usable)) } else { print(&text(&parts, usable)) }?;
     Ok(if usable { 0 } else { 1 })
 }
 
@@ -84,7 +85,7 @@ fn place(args: &DoctorArgs) -> (Vec<Part>, Option<Place>) {
     let mut runtime = None;
     let library = part("runtime", |facts| {
         let loaded = library::load(args.runtime.as_deref(), args.device, threads)?;
-        facts.push(("library", loaded.path.display().to_string()));
+        facts.push(("library", printable::path(&loaded.path)));
         facts.push(("version", loaded.version.clone()));
         runtime = Some(loaded);
         Ok(())
@@ -170,7 +171,7 @@ fn text(parts: &[Part], usable: bool) -> String {
         let facts = part.facts.iter().map(|(key, value)| (*key, value.clone()));
         for (key, value) in facts.chain(error) {
             // Lines after the first stand below it.
-            let value = lines_safe(&value).replace('\n', &format!("\n{:20}", ""));
+            let value = printable::lines(&value).replace('\n', &format!("\n{:20}", ""));
             text.push_str(&format!("  {key:<18}{value}\n"));
         }
     }
@@ -178,7 +179,7 @@ fn text(parts: &[Part], usable: bool) -> String {
     text
 }
 
-fn json(parts: &[Part], usable: bool) -> String {
+fn json(parts: &[Part], usable: bool) -> Value {
     let mut all = Map::new();
     for part in parts {
         let mut one = Map::new();
@@ -195,5 +196,5 @@ fn json(parts: &[Part], usable: bool) -> String {
         all.insert(part.name.to_owned(), one.into());
     }
     all.insert("usable".to_owned(), usable.into());
-    format!("{}\n", Value::from(all))
+    all.into()
 }

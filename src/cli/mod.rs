@@ -13,14 +13,13 @@ mod self_tests;
 mod settings;
 mod signals;
 mod status;
+mod talk;
 mod ticker;
-
-use std::io::{self, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Parser, Subcommand};
 use croprow::error::Error;
-use log::LevelFilter;
+
+pub(crate) use talk::{clear_screen, print, print_json, say};
 
 /// Works through an SQLite file of images: finds objects, crops them, embeds the crops, and never loses a
 /// finished row.
@@ -66,12 +65,16 @@ pub(crate) fn main() -> u8 {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
+            if error.use_stderr() {
+                // It quotes the command line, and a shell puts names of files there.
+                talk::complain(error.render().to_string().trim_end());
+                return 1;
+            }
             let _ = error.print();
-            return if error.use_stderr() { 1 } else { 0 };
+            return 0;
         }
     };
-    start_log(cli.verbose, cli.quiet);
-    QUIET.store(cli.quiet, Ordering::Relaxed);
+    talk::start(cli.verbose, cli.quiet);
     let result = match cli.verb {
         Verb::Add(args) => args.run(),
         Verb::Run(args) => run::run(args, cli.quiet),
@@ -80,34 +83,14 @@ pub(crate) fn main() -> u8 {
         Verb::Select(args) => select::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
     };
+    talk::end();
     result.unwrap_or_else(|error| {
-        complain(&format!("croprow: {}", with_sources(&error)));
+        talk::complain(&format!("croprow: {}", with_sources(&error)));
         if let Some(hint) = error.hint() {
-            complain(&format!("         {hint}"));
+            talk::complain(&format!("         {hint}"));
         }
         error.exit_code()
     })
-}
-
-fn start_log(verbose: u8, quiet: bool) {
-    let level = match (quiet, verbose) {
-        (true, _) => LevelFilter::Error,
-        (_, 0) => LevelFilter::Warn,
-        (_, 1) => LevelFilter::Info,
-        _ => LevelFilter::Debug,
-    };
-    env_logger::Builder::new()
-        .filter_level(level)
-        .parse_default_env()
-        .format(|out, record| {
-            writeln!(
-                out,
-                "croprow: {}: {}",
-                record.level().as_str().to_lowercase(),
-                one_line(&record.args().to_string())
-            )
-        })
-        .init();
 }
 
 /// The error and its sources, without saying the same twice.
@@ -122,36 +105,4 @@ fn with_sources(error: &Error) -> String {
         source = cause.source();
     }
     text
-}
-
-/// `--quiet`: talk is left out, errors are not.
-static QUIET: AtomicBool = AtomicBool::new(false);
-
-/// Talk goes to stderr, unless `--quiet` forbids it.
-pub(crate) fn say(text: &str) {
-    if !QUIET.load(Ordering::Relaxed) {
-        complain(text);
-    }
-}
-
-/// Errors go to stderr. A closed terminal is no reason to fail.
-fn complain(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{}", lines_safe(text));
-}
-
-/// Results go to stdout; a reader that has gone away has seen enough.
-pub(crate) fn print(text: &str) -> Result<(), Error> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Error::System(format!("cannot write to stdout: {e}"))),
-        _ => Ok(()),
-    }
-}
-
-/// Control characters of file names must not reach a terminal.
-pub(crate) fn one_line(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
-}
-
-pub(crate) fn lines_safe(text: &str) -> String {
-    text.lines().map(one_line).collect::<Vec<_>>().join("\n")
 }

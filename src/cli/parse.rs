@@ -120,6 +120,15 @@ pub(crate) fn text_or_none(text: &str) -> Result<TextOrNone, String> {
     }
 }
 
+/// A condition, or `none`.
+pub(crate) fn condition_or_none(text: &str) -> Result<TextOrNone, String> {
+    match text.trim() {
+        "" => Err("is empty; give a condition as \"tag = 'holiday'\", or `none`".into()),
+        "none" => Ok(TextOrNone(None)),
+        text => Ok(TextOrNone(Some(text.to_owned()))),
+    }
+}
+
 /// A count of at least 1.
 pub(crate) fn count(text: &str) -> Result<u64, String> {
     match text.replace('_', "").parse::<u64>() {

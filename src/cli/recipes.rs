@@ -11,6 +11,7 @@ use croprow::db::select::Carried;
 use croprow::error::Error;
 use croprow::model::embedder;
 use croprow::model::files::{DigestCache, digest, locate};
+use croprow::printable;
 use croprow::recipe::{DetectRecipe, EmbedRecipe, Selection};
 use croprow::row::{FileStamp, Stage};
 use serde::Serialize;
@@ -217,7 +218,7 @@ impl DigestCache for Cache<'_> {
 
     fn put(&mut self, path: &Path, stamp: FileStamp, sha256: &str) {
         if let Err(error) = self.0.cache_digest(path, stamp, sha256) {
-            log::debug!("{}: its digest is not kept: {error}", path.display());
+            log::debug!("{}: its digest is not kept: {error}", printable::path(path));
         }
     }
 }

@@ -22,6 +22,7 @@ use croprow::pipeline::progress::{Progress, Snapshot};
 use croprow::pipeline::staged::run_staged;
 use croprow::pipeline::stop::Stop;
 use croprow::pipeline::{self, Job, Summary};
+use croprow::printable;
 use croprow::recipe::Decode;
 use croprow::row::{Stage, State};
 use serde_json::{Value, json};
@@ -31,7 +32,7 @@ use super::run_args::RunArgs;
 use super::settings::Settings;
 use super::status::duration;
 use super::ticker::Ticker;
-use super::{memory, print, say, select, self_tests, signals};
+use super::{memory, print_json, say, select, self_tests, signals};
 
 /// Everything decided before a model is loaded.
 struct Plan {
@@ -55,6 +56,7 @@ struct Plan {
 
 pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     let mut db = Db::open(&args.db)?;
+    restrict(&args, &mut db)?;
     for (run, images) in db.rescue_dead_runs()? {
         say(&format!("run {} ended without saying so; its {images} rows in flight are pending again", run.0));
     }
@@ -84,7 +86,7 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     let (run_id, in_force) = db.begin_run(&NewRun {
         device: &placing.device.word,
         device_note: placing.device.note.as_deref(),
-        runtime: &format!("{} {}", runtime.version, runtime.path.display()),
+        runtime: &format!("{} {}", runtime.version, printable::path(&runtime.path)),
         settings: &plan.to_remember().to_json()?,
         detect: plan.recipes.detect(),
         embed: plan.recipes.embed(),
@@ -99,6 +101,12 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     let mut db = db.lock().unwrap_or_else(PoisonError::into_inner);
     let summary = measured.end(&plan.config, &placing);
     end(&mut db, run_id, result, &measured, summary, &stop, args.json)
+}
+
+/// Looks at the condition before anything is changed.
+fn restrict(args: &RunArgs, db: &mut Db) -> Result<(), Error> {
+    let settings = Settings::remembered(db.last_settings()?.as_deref())?.overridden_by(args);
+    db.restrict(settings.condition.as_deref())
 }
 
 /// Both, for a run that is not staged.
@@ -170,9 +178,14 @@ impl Plan {
         let settings = Settings { reselect, ..settings };
         let carried = recipes.carried(db, reselect)?;
         let to_select = db.count_carried(&carried)?;
-        let waiting = images_where(&tally, |from| is_pending(from.settled(asked, stale)));
+        // An error of the condition is one before the start here.
+        let in_scope = db.tally_in_scope().map_err(|e| match e {
+            Error::System(why) => Error::Usage(why),
+            other => other,
+        })?;
+        let waiting = images_where(&in_scope, |from| is_pending(from.settled(asked, stale)));
         let waiting = waiting.min(args.limit.unwrap_or(u64::MAX));
-        let to_detect = images_where(&tally, |from| from.settled(asked, stale).detect == Some(State::Pending));
+        let to_detect = images_where(&in_scope, |from| from.settled(asked, stale).detect == Some(State::Pending));
         let kept = match stale {
             Stale::Keep => images_where(&tally, |s| s.is_stale(asked)).saturating_sub(to_select),
             Stale::Redo => 0,
@@ -183,6 +196,11 @@ impl Plan {
     /// The settings for the next run.
     fn to_remember(&self) -> Settings {
         Settings { stale: Some(self.stale), ..self.settings.clone() }
+    }
+
+    /// Words for the images that a run is restricted to.
+    fn scope(&self) -> String {
+        self.settings.condition.as_deref().map_or_else(String::new, |sql| format!(" where {}", printable::line(sql)))
     }
 
     /// Settings that were given while nothing is pending are settings all the same.
@@ -205,7 +223,7 @@ impl Plan {
             detect: self.recipes.detect(),
             embed: self.recipes.embed(),
         })?;
-        db.end_run(run, "complete", exit_code_of(&db.tally()?), 0, 0, None)
+        db.end_run(run, "complete", exit_code_of(&db.tally_in_scope()?), 0, 0, None)
     }
 }
 
@@ -280,8 +298,9 @@ fn describe_start(plan: &Plan, placing: &Placing, staged: bool) -> String {
         Batch::Fixed(images) => format!("batches of {images}"),
     };
     format!(
-        "{stages} {} on {} with {}, {batches}, {} MiB for images in flight",
+        "{stages} {}{} on {} with {}, {batches}, {} MiB for images in flight",
         counted(plan.waiting, "image"),
+        plan.scope(),
         placing.device.word,
         counted(plan.config.threads as u64, "thread"),
         plan.config.memory_bytes >> 20
@@ -404,7 +423,7 @@ fn end(
     let (how, code, summary) = match &result {
         Err(error) => ("error", error.exit_code(), Summary { done, failed, ..Summary::default() }),
         Ok(summary) => match stop.signal() {
-            0 => ("complete", exit_code_of(&db.tally()?), *summary),
+            0 => ("complete", exit_code_of(&db.tally_in_scope()?), *summary),
             signal => ("stopped", signals::exit_code(signal), *summary),
         },
     };
@@ -423,7 +442,7 @@ fn end(
         say_how_it_went(how, code, &summary, &told);
     }
     if json {
-        print(&format!("{told}\n"))?;
+        print_json(&told)?;
     }
     result.map(|_| code)
 }
@@ -450,10 +469,9 @@ fn say_how_it_went(how: &str, code: u8, summary: &Summary, told: &Value) {
 }
 
 fn finish_idle(db: &Db, plan: &Plan, json: bool) -> Result<u8, Error> {
-    let tally = db.tally()?;
-    let code = exit_code_of(&tally);
-    let images: u64 = tally.iter().map(|(_, n)| n).sum();
-    say(&format!("nothing is pending ({images} images in the database)"));
+    let code = exit_code_of(&db.tally_in_scope()?);
+    let images: u64 = db.tally()?.iter().map(|(_, n)| n).sum();
+    say(&format!("nothing is pending{} ({images} images in the database)", plan.scope()));
     if plan.kept > 0 {
         let kept = plan.kept;
         say(&format!("{kept} of them were made by another recipe and stay as they are; --stale redo does them again"));
@@ -463,12 +481,12 @@ fn finish_idle(db: &Db, plan: &Plan, json: bool) -> Result<u8, Error> {
     });
     Instruments::new(None, plan.config.metrics.as_deref())?.write(&json!({ "summary": told }));
     if json {
-        print(&format!("{told}\n"))?;
+        print_json(&told)?;
     }
     Ok(code)
 }
 
-/// 2 while any row is failed or quarantined.
+/// 2 while any row that the run is about is failed or quarantined.
 fn exit_code_of(tally: &Tally) -> u8 {
     let bad = |s: &Standing| [s.detect, s.embed].iter().any(|s| matches!(s, Some(State::Failed | State::Quarantined)));
     if tally.iter().any(|(standing, _)| bad(standing)) { 2 } else { 0 }

@@ -63,6 +63,9 @@ pub(crate) struct RunArgs {
     /// Write every region as JPEG below this folder
     #[arg(long, value_name = "DIR|none", value_parser = parse::path_or_none)]
     pub(crate) crops: Option<PathOrNone>,
+    /// Read no file outside of this folder, whatever its path and links say: such rows fail with `outside_root`
+    #[arg(long, value_name = "DIR|none", value_parser = parse::path_or_none)]
+    pub(crate) root: Option<PathOrNone>,
     /// Decode JPEGs no larger than gives the results of the full size, or at full size [default: scaled]
     #[arg(long)]
     pub(crate) decode: Option<DecodeFlag>,
@@ -95,6 +98,10 @@ pub(crate) struct RunArgs {
     /// Finished rows that another model or other settings made: leave them, or do them again
     #[arg(long)]
     pub(crate) stale: Option<StaleFlag>,
+    /// Work on the images that meet this condition on the columns of images only, as "tag = 'holiday'"; the others stay as
+    /// they are
+    #[arg(long = "where", value_name = "SQL|none", value_parser = parse::condition_or_none)]
+    pub(crate) condition: Option<TextOrNone>,
     /// Stop after that many images; not remembered
     #[arg(long, value_parser = parse::count)]
     pub(crate) limit: Option<u64>,

@@ -10,13 +10,14 @@ use croprow::db::runs::NewRun;
 use croprow::db::select::{Carried, Reselected, Selector};
 use croprow::error::Error;
 use croprow::model::boxes::regions_of;
+use croprow::printable;
 use croprow::recipe::Labels;
 use croprow::row::State;
 
 use super::recipes::Recipes;
 use super::run_args::SelectionArgs;
 use super::settings::Settings;
-use super::{print, say};
+use super::{print, print_json, say};
 
 /// Between two lines about how far it is.
 const SAY_EVERY: Duration = Duration::from_secs(5);
@@ -67,7 +68,7 @@ fn check_floor(recipes: &Recipes, db: &Db) -> Result<(), Error> {
         "candidates are kept above {floor} only: all {images} images need the model again for a threshold of {threshold}\n         \
          croprow run {} --candidate-floor {threshold} --box-threshold {threshold} --stale redo\n         \
          nothing was changed; they are: SELECT path FROM images JOIN candidates ON image_id = id",
-        db.path().display()
+        printable::path(db.path())
     )))
 }
 
@@ -137,7 +138,7 @@ fn report(db: &Db, done: Reselected, took: Duration, json: bool) -> Result<(), E
             "images_of_other_recipes": others, "seconds": took.as_secs_f64(),
             "candidate_bytes_median": median, "candidate_bytes_most": largest, "images_with_candidates": images,
         });
-        return print(&format!("{summary}\n"));
+        return print_json(&summary);
     }
     print(&format!("{}\n", describe(done, took)))?;
     if pending > done.pending {

@@ -2,6 +2,7 @@
 //! reverse order of their weight.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use croprow::config::{
     Batch, CudnnSearch, DecodeConfig, DetectConfig, Device, EmbedConfig, GpuConfig, MAX_PIXELS_DEFAULT, Precision,
@@ -9,6 +10,7 @@ use croprow::config::{
 };
 use croprow::error::Error;
 use croprow::model::{device, files, library};
+use croprow::printable;
 use croprow::recipe::{CropFit, Decode, Keep, Labels, Nms, OnEmpty, Selection, Truncated};
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +69,9 @@ pub(crate) struct Settings {
     pub(crate) crop_fit: Option<CropFit>,
     pub(crate) normalize: Option<bool>,
     pub(crate) crops: Option<PathBuf>,
+    pub(crate) root: Option<PathBuf>,
+    #[serde(rename = "where")]
+    pub(crate) condition: Option<String>,
     /// Not `batch`, which was a number once.
     pub(crate) batch_size: Batch,
     /// Databases from before this setting were worked on at full size, and stay so.
@@ -107,6 +112,8 @@ impl Default for Settings {
             crop_fit: None,
             normalize: None,
             crops: None,
+            root: None,
+            condition: None,
             batch_size: Batch::Auto,
             decode: Decode::Scaled,
             gpu: GpuConfig { vram: VRAM, cudnn_search: CudnnSearch::Heuristic, cudnn_max_workspace: false },
@@ -146,6 +153,8 @@ impl Settings {
             crop_fit: args.crop_fit.map_or(self.crop_fit, Into::into),
             normalize: args.normalize.map_or(self.normalize, Into::into),
             crops: args.crops.clone().map_or(self.crops, |path| path.0),
+            condition: args.condition.clone().map_or(self.condition, |text| text.0),
+            root: args.root.clone().map_or(self.root, |path| path.0),
             batch_size: args.batch.map_or(self.batch_size, |n| n.0.map_or(Batch::Auto, |n| Batch::Fixed(n as usize))),
             decode: args.decode.map_or(self.decode, Into::into),
             gpu: GpuConfig {
@@ -239,6 +248,7 @@ impl Settings {
             }),
             decode: DecodeConfig { max_pixels: self.max_pixels, truncated: self.truncated, mode: self.decode },
             crops: self.crops.clone(),
+            root: self.root.as_deref().map(real_folder).transpose()?,
             limit,
             threads,
             batch: self.batch_size,
@@ -248,6 +258,13 @@ impl Settings {
             metrics,
         })
     }
+}
+
+/// The folder itself, whatever links lead to it.
+fn real_folder(root: &Path) -> Result<Arc<Path>, Error> {
+    let fault = |why: String| Error::Usage(format!("--root {}: {why}", printable::path(root)));
+    let real = root.canonicalize().map_err(|e| fault(e.to_string()))?;
+    if real.is_dir() { Ok(real.into()) } else { Err(fault("is no folder".to_owned())) }
 }
 
 fn exact() -> Decode {
@@ -282,15 +299,16 @@ mod tests {
     #[test]
     fn a_restart_without_flags_has_the_settings_of_the_last_run() {
         let line = "run x.db --detector /m/a.onnx --embedder /m/b --device cpu --box-threshold 0.5 --keep 3 --on-empty whole \
-                    --truncated use --max-pixels 1000 --crop-fit pad --normalize yes --crops /c --batch 2 --threads 1 --memory 1GiB --vram 6GiB --decode exact --staged \
+                    --truncated use --max-pixels 1000 --crop-fit pad --normalize yes --crops /c --root /r --where tag='x' --batch 2 --threads 1 --memory 1GiB --vram 6GiB --decode exact --staged \
                     --cudnn-search exhaustive --cudnn-workspace max";
         let first = Settings::default().overridden_by(&args(line));
         let json = serde_json::to_string(&first).unwrap();
         let second = Settings::remembered(Some(&json)).unwrap().overridden_by(&args("run x.db"));
         assert_eq!(second, first);
         let third = second
-            .overridden_by(&args("run x.db --detector none --crop-fit model --crops none --batch auto --staged auto"));
+            .overridden_by(&args("run x.db --detector none --crop-fit model --crops none --root none --where none --batch auto --staged auto"));
         assert_eq!((third.detector, third.crop_fit, third.crops), (None, None, None));
+        assert_eq!((third.root, third.condition), (None, None));
         assert_eq!((third.batch_size, third.staged), (Batch::Auto, false));
     }
 

@@ -10,8 +10,9 @@ use croprow::db::Db;
 use croprow::db::claim::RunId;
 use croprow::db::progress::{RunReport, Status};
 use croprow::error::Error;
+use croprow::printable;
 
-use super::{one_line, print};
+use super::{clear_screen, print, print_json};
 
 /// Progress, rate, time left, failures. Instant at any size.
 #[derive(Args)]
@@ -45,10 +46,10 @@ pub(crate) fn run(args: &StatusArgs) -> Result<u8, Error> {
             let mut json =
                 serde_json::to_value(&status).map_err(|e| Error::System(format!("cannot write JSON: {e}")))?;
             json["live"] = alive.into();
-            print(&format!("{json}\n"))?;
+            print_json(&json)?;
         } else {
             if args.watch && std::io::stdout().is_terminal() {
-                print("\x1b[2J\x1b[H")?;
+                clear_screen()?;
             }
             print(&describe(&status, alive))?;
         }
@@ -91,7 +92,7 @@ fn describe(status: &Status, alive: bool) -> String {
         let _ = writeln!(text, "of the first {counted} failures of {failed}:");
     }
     for f in &status.failures {
-        let _ = writeln!(text, "{:>8} x {} in {}, e.g. {}", f.images, f.code, f.stage, one_line(&f.example));
+        let _ = writeln!(text, "{:>8} x {} in {}, e.g. {}", f.images, f.code, f.stage, printable::line(&f.example));
     }
     text
 }

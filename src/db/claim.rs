@@ -1,6 +1,7 @@
 //! Claiming pages of pending rows, and giving rows back.
 
 use rusqlite::params;
+use rusqlite::types::Value;
 
 use super::{Db, SqlPath};
 use crate::error::Error;
@@ -32,27 +33,25 @@ impl Tokens {
 
 /// One statement takes the page, so that two workers never take the same row. The attempt is counted here,
 /// durably, before any byte of the file is looked at. A run that was taken for dead claims nothing more.
-fn claim_sql(stage: Stage) -> &'static str {
-    match stage {
-        Stage::Detect => {
-            "UPDATE images SET detect_state = 'running', run_id = ?1, token = ?2, detect_attempts = detect_attempts + 1
-             WHERE id IN (SELECT id FROM images WHERE detect_state = 'pending' AND detect_state <> 'done' AND id > ?3
-                          ORDER BY id LIMIT ?4)
-               AND EXISTS (SELECT 1 FROM runs WHERE id = ?1 AND ended_at IS NULL)
-             RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state, decode_denominator"
-        }
-        Stage::Embed => {
-            "UPDATE images SET embed_state = 'running', run_id = ?1, token = ?2, embed_attempts = embed_attempts + 1
-             WHERE id IN (SELECT id FROM images WHERE embed_state = 'pending' AND embed_state <> 'done' AND id > ?3
-                          ORDER BY id LIMIT ?4)
-               AND EXISTS (SELECT 1 FROM runs WHERE id = ?1 AND ended_at IS NULL)
-             RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state, decode_denominator"
-        }
-    }
+///
+/// `?3` is the id before the page; or a JSON list of the ids that may be taken, where the run is restricted.
+fn claim_sql(stage: Stage, restricted: bool) -> String {
+    let (state, attempts) = match stage {
+        Stage::Detect => ("detect_state", "detect_attempts"),
+        Stage::Embed => ("embed_state", "embed_attempts"),
+    };
+    let page = if restricted { "id IN (SELECT value FROM json_each(?3))" } else { "id > ?3" };
+    format!(
+        "UPDATE images SET {state} = 'running', run_id = ?1, token = ?2, {attempts} = {attempts} + 1
+         WHERE id IN (SELECT id FROM images WHERE {state} = 'pending' AND {state} <> 'done' AND {page} ORDER BY id LIMIT ?4)
+           AND EXISTS (SELECT 1 FROM runs WHERE id = ?1 AND ended_at IS NULL)
+         RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state, decode_denominator"
+    )
 }
 
 impl Db {
-    /// Claims up to `rows` pending rows of `stage` with ids above `after`, in the order of their ids.
+    /// Claims up to `rows` pending rows of `stage` with ids above `after`, in the order of their ids; those of the
+    /// condition where this process is restricted.
     ///
     /// # Errors
     /// Those of the database.
@@ -63,12 +62,33 @@ impl Db {
         after: i64,
         rows: usize,
     ) -> Result<Vec<Claim>, Error> {
+        let mut after = after;
+        loop {
+            let page = match &self.scope {
+                None => Value::Integer(after),
+                Some(scope) => {
+                    let ids = scope.pending(stage, after, rows)?;
+                    let Some(last) = ids.last() else { return Ok(Vec::new()) };
+                    after = *last;
+                    Value::Text(serde_json::json!(ids).to_string())
+                }
+            };
+            let claims = self.claim(tokens, stage, &page, rows)?;
+            // Another worker may have taken all of them meanwhile.
+            if !claims.is_empty() || self.scope.is_none() {
+                return Ok(claims);
+            }
+        }
+    }
+
+    fn claim(&mut self, tokens: &mut Tokens, stage: Stage, page: &Value, rows: usize) -> Result<Vec<Claim>, Error> {
         let token = tokens.next();
         let run = tokens.run;
+        let sql = claim_sql(stage, self.scope.is_some());
         let tx = self.write()?;
         let mut claims: Vec<(Claim, bool)> = {
-            let mut statement = tx.prepare_cached(claim_sql(stage))?;
-            let found = statement.query_map(params![run.0, token.0, after, rows as i64], |r| {
+            let mut statement = tx.prepare_cached(&sql)?;
+            let found = statement.query_map(params![run.0, token.0, page, rows as i64], |r| {
                 let stamp = r.get::<_, Option<i64>>(3)?.zip(r.get::<_, Option<i64>>(4)?);
                 let claim = Claim {
                     id: ImageId(r.get(0)?),

@@ -121,6 +121,20 @@ impl Db {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
+    /// The same over the images that this process works on. A combination may come several times. Costs the number of
+    /// images where they are restricted.
+    ///
+    /// # Errors
+    /// Those of the database and of the condition.
+    pub fn tally_in_scope(&self) -> Result<Tally, Error> {
+        let Some(scope) = &self.scope else { return self.tally() };
+        scope.over_all(
+            "ifnull(detect_state, ''), ifnull(detect_recipe_id, 0), ifnull(embed_state, ''), ifnull(embed_recipe_id, 0), count(*)",
+            "GROUP BY 1, 2, 3, 4",
+            Standing::from_row,
+        )
+    }
+
     /// Settles one chunk of rows with ids above `after`. Returns the last id looked at; `None` at the end.
     ///
     /// # Errors

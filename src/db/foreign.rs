@@ -13,6 +13,7 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags};
 
+use super::open::harden;
 use crate::error::Error;
 
 /// One value of a row: text and blobs are bytes.
@@ -46,13 +47,8 @@ impl Foreign {
         let fail = |e: rusqlite::Error| source_error(path, &e);
         let (connection, unlocked) = connect(path)?;
         connection.busy_timeout(BUSY_TIMEOUT).map_err(fail)?;
-        for (setting, value) in [
-            (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
-            (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),
-            (DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false),
-        ] {
-            connection.set_db_config(setting, value).map_err(fail)?;
-        }
+        harden(&connection).map_err(fail)?;
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false).map_err(fail)?;
         connection.pragma_update(None, "query_only", true).map_err(fail)?;
         // Reads the header, and the write-ahead log where there is one, before the query is blamed.
         connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(())).map_err(fail)?;

@@ -13,6 +13,7 @@ pub mod progress;
 pub mod recipes;
 pub mod retry;
 pub mod runs;
+mod scope;
 pub mod select;
 
 pub use open::Db;

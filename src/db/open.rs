@@ -10,7 +10,9 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavio
 
 use super::path_to_sql;
 use super::runs::first_live_run;
+use super::scope::Scope;
 use crate::error::Error;
+use crate::printable;
 
 /// `PRAGMA application_id` of a croprow database: "crop".
 const APPLICATION_ID: i32 = 0x6372_6f70;
@@ -49,6 +51,8 @@ const CACHE_KIB: i64 = 8 << 10;
 pub struct Db {
     pub(super) conn: Connection,
     path: PathBuf,
+    /// Which images this process works on; all where there is none.
+    pub(super) scope: Option<Scope>,
 }
 
 impl Db {
@@ -84,18 +88,14 @@ impl Db {
             return Err(open_error(path, "no such database; make one with `croprow add`"));
         }
         check_is_sqlite(path)?;
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let conn = Connection::open_with_flags(path, flags).map_err(|e| refused(path, &e))?;
-        conn.busy_timeout(BUSY_TIMEOUT)?;
-        conn.pragma_update(None, "query_only", true)?;
-        conn.pragma_update(None, "trusted_schema", false)?;
+        let conn = open_for_reading(path)?;
         if check_ours(&conn, path)? < MIGRATIONS.len() {
             return Err(open_error(
                 path,
                 "made by an older croprow; `croprow run` or `croprow add` brings it up to date",
             ));
         }
-        Ok(Self { conn, path: path.to_owned() })
+        Ok(Self { conn, path: path.to_owned(), scope: None })
     }
 
     /// The file.
@@ -112,6 +112,16 @@ impl Db {
             name.push(suffix);
             let _ = std::fs::remove_file(PathBuf::from(name));
         }
+    }
+
+    /// From now on only images of `condition` are claimed, and counted by [`tally_in_scope`](Self::tally_in_scope);
+    /// `None`: all.
+    ///
+    /// # Errors
+    /// It is not one condition that only reads. Nothing was changed.
+    pub fn restrict(&mut self, condition: Option<&str>) -> Result<(), Error> {
+        self.scope = condition.map(|condition| Scope::new(&self.path, condition)).transpose()?;
+        Ok(())
     }
 
     /// Bytes of the write-ahead log beside the database; 0 where there is none.
@@ -134,8 +144,7 @@ impl Db {
         let mut conn = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
             .map_err(|e| refused(path, &e))?;
         conn.busy_timeout(BUSY_TIMEOUT)?;
-        // A hostile file may carry triggers and views: they get nothing beyond plain SQL.
-        conn.pragma_update(None, "trusted_schema", false)?;
+        harden(&conn)?;
         check_ours(&conn, path)?;
         switch_to_wal(&conn, path)?;
         conn.pragma_update(None, "synchronous", "NORMAL")?;
@@ -150,7 +159,7 @@ impl Db {
         conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         conn.set_prepared_statement_cache_capacity(64);
         migrate(&mut conn, path)?;
-        Ok(Self { conn, path: path.to_owned() })
+        Ok(Self { conn, path: path.to_owned(), scope: None })
     }
 
     /// A write transaction. `BEGIN IMMEDIATE`: one that begins by reading cannot be upgraded when somebody
@@ -169,6 +178,29 @@ impl Db {
             }
         }
     }
+}
+
+/// A second connection, for reading only.
+pub(super) fn open_for_reading(path: &Path) -> Result<Connection, Error> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(path, flags).map_err(|e| refused(path, &e))?;
+    conn.busy_timeout(BUSY_TIMEOUT)?;
+    conn.pragma_update(None, "query_only", true)?;
+    harden(&conn)?;
+    Ok(conn)
+}
+
+/// A hostile file may carry triggers and views: they get nothing beyond plain SQL on its own tables. Extensions are
+/// never loaded: this program has no call that would allow it.
+pub(super) fn harden(conn: &Connection) -> rusqlite::Result<()> {
+    for (setting, value) in [
+        (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
+        (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),
+        (DbConfig::SQLITE_DBCONFIG_ENABLE_FTS3_TOKENIZER, false),
+    ] {
+        conn.set_db_config(setting, value)?;
+    }
+    Ok(())
 }
 
 /// What `rusqlite` says when a database cannot be opened does not say what to do.
@@ -278,10 +310,14 @@ fn keep_old(conn: &Connection, path: &Path, version: usize) -> Result<(), Error>
         PathBuf::from(name)
     };
     let Some(backup) = (0..).map(name).find(|p| !p.exists()) else { return Ok(()) };
-    log::warn!("keeping {} as it is in {} before its schema is brought up to date", path.display(), backup.display());
+    log::warn!(
+        "keeping {} as it is in {} before its schema is brought up to date",
+        printable::path(path),
+        printable::path(&backup)
+    );
     conn.execute("VACUUM INTO ?1", [path_to_sql(&backup)]).map_err(|e| {
         let _ = std::fs::remove_file(&backup);
-        open_error(path, format!("cannot be copied to {} before its schema is changed: {e}", backup.display()))
+        open_error(path, format!("cannot be copied to {} before its schema is changed: {e}", printable::path(&backup)))
     })?;
     Ok(())
 }

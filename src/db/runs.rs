@@ -7,6 +7,7 @@ use super::due::{InForce, RecipeId};
 use super::recipes::{StoredRecipe, put_in_force};
 use super::{Db, now};
 use crate::error::Error;
+use crate::printable;
 
 /// A worker on another host is taken for dead when it has not been heard of for this long.
 pub const LEASE_S: f64 = 300.0;
@@ -53,7 +54,7 @@ impl ProcessId {
 fn boot_and_namespace() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    format!("{} {}", boot.trim(), namespace.display())
+    format!("{} {}", boot.trim(), printable::path(&namespace))
 }
 
 /// Field 22 of `/proc/PID/stat`. The command's name before it may hold spaces and brackets.

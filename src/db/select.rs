@@ -243,13 +243,16 @@ impl Db {
     /// # Errors
     /// Those of the database.
     pub fn due_without_prompt(&self, detect: RecipeId, redo: bool) -> Result<u64, Error> {
-        Ok(self.conn.query_row(
-            "SELECT count(*) FROM images WHERE prompt IS NULL AND
-                (detect_state = 'pending' OR (detect_state IS NULL AND (?2 OR embed_state IS NULL OR embed_state = 'pending'))
-                 OR (?2 AND detect_state = 'done' AND detect_recipe_id IS NOT ?1))",
-            params![detect.0, redo],
-            |r| r.get(0),
-        )?)
+        let (detect, redo) = (detect.0, i32::from(redo));
+        let due = format!(
+            "prompt IS NULL AND
+                (detect_state = 'pending' OR (detect_state IS NULL AND ({redo} OR embed_state IS NULL OR embed_state = 'pending'))
+                 OR ({redo} AND detect_state = 'done' AND detect_recipe_id IS NOT {detect}))"
+        );
+        if let Some(scope) = &self.scope {
+            return Ok(scope.over_all("count(*)", &format!("AND {due}"), |r| r.get::<_, u64>(0))?.iter().sum());
+        }
+        Ok(self.conn.query_row(&format!("SELECT count(*) FROM images WHERE {due}"), [], |r| r.get(0))?)
     }
 
     /// Median and largest number of bytes of an image's candidates, and how many images have some.

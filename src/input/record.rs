@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use super::{AddReport, AddRequest, ID_KEYS, PATH_KEYS, PROBLEMS_MAX, PROMPT_KEYS, Problem, TAG_KEYS, io_reason};
 use crate::db::foreign::Cell;
 use crate::error::Error;
+use crate::pixels::root::lexical;
 use crate::row::{FileStamp, NewRow};
 
 /// Keys that are remembered for messages; a file whose keys are data must not fill the memory.
@@ -382,27 +383,4 @@ impl Base {
         }
         lexical(path).is_none()
     }
-}
-
-/// `path` without `.` and `..`, or `None` where `..` goes above its beginning. What a link makes of `..` is
-/// another matter.
-fn lexical(path: &Path) -> Option<PathBuf> {
-    let mut depth = 0_usize;
-    let mut plain = PathBuf::new();
-    for component in path.components() {
-        match component {
-            Component::ParentDir if depth == 0 && path.is_absolute() => {}
-            Component::ParentDir => {
-                depth = depth.checked_sub(1)?;
-                plain.pop();
-            }
-            Component::Normal(name) => {
-                depth += 1;
-                plain.push(name);
-            }
-            Component::CurDir => {}
-            Component::RootDir | Component::Prefix(_) => plain.push(component),
-        }
-    }
-    Some(plain)
 }

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::files::{CARD, ModelFiles};
 use crate::error::Error;
+use crate::printable;
 use crate::recipe::{CropFit, Filter};
 
 /// The whole file. Absent parts leave the decision to the graph.
@@ -195,7 +196,7 @@ impl Card {
 }
 
 fn refuse(path: &Path, why: &str) -> Error {
-    Error::StartUp(format!("{}: {why}", path.display()))
+    Error::StartUp(format!("{}: {why}", printable::path(path)))
 }
 
 /// The line where the reader stopped, with what stands on it: the key is there even where the reader does not

@@ -17,6 +17,7 @@ use super::yolo::Yolo;
 use crate::config::DetectConfig;
 use crate::error::Error;
 use crate::geometry::Size;
+use crate::printable;
 use crate::recipe::{Filter, Fit, Labels};
 
 /// Mean and deviation of ImageNet, which the detection transformers were trained with.
@@ -44,7 +45,7 @@ pub fn load(
     if detect.prompt.is_some() && matches!(family, Family::Yolo | Family::Detr) {
         return Err(Error::Usage(format!(
             "--prompt: the detector {} finds its own fixed classes and reads no text; take --prompt none",
-            files.onnx.display()
+            printable::path(&files.onnx)
         )));
     }
     Ok(match family {

@@ -11,6 +11,7 @@ use super::elf;
 use super::library::{self, Runtime};
 use crate::config::{CudnnSearch, Device, GpuConfig};
 use crate::error::Error;
+use crate::printable;
 
 /// One of these is there where an NVIDIA driver is loaded; the last is WSL's.
 const DRIVER_SIGNS: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg"];
@@ -156,7 +157,7 @@ fn try_cuda(runtime: &Runtime, device: &EffectiveDevice) -> Result<(), String> {
         if path.is_file() && elf::is_cut_short(&path).unwrap_or(false) {
             return Err(format!(
                 "{} is cut short; fetch it again with scripts/fetch-runtime.sh --cuda",
-                path.display()
+                printable::path(&path)
             ));
         }
     }
@@ -175,7 +176,7 @@ fn preload_neighbours(library: &Path) {
     for name in ep::cuda::CUDA_DYLIBS.iter().chain(ep::cuda::CUDNN_DYLIBS) {
         let path = folder.join(name);
         if path.is_file() && ort::util::preload_dylib(&path).is_err() {
-            log::debug!("{}: cannot be preloaded", path.display());
+            log::debug!("{}: cannot be preloaded", printable::path(&path));
         }
     }
 }
@@ -208,7 +209,7 @@ fn explain(text: &str, library: &Path) -> String {
     if text.contains("not enabled in this build") {
         return format!(
             "this runtime library is built without CUDA: {}; fetch the other with scripts/fetch-runtime.sh --cuda",
-            library.display()
+            printable::path(library)
         );
     }
     if let Some((before, _)) = text.split_once(": cannot open shared object file") {
@@ -216,7 +217,7 @@ fn explain(text: &str, library: &Path) -> String {
         return format!(
             "the library {name} is missing; this runtime needs CUDA 13 and cuDNN 9 (put their libraries beside {} or on \
              the loader's path)",
-            library.display()
+            printable::path(library)
         );
     }
     let driver = if has_driver() { "" } else { "; there is no NVIDIA driver on this machine" };

@@ -11,6 +11,7 @@ use super::session::Graph;
 use super::{Detector, Embedder, preprocessor};
 use crate::candidate::Vocabulary;
 use crate::error::Error;
+use crate::printable;
 use crate::recipe::{Filter, Fit, ImageInput};
 
 /// Labels that are named; the rest is counted.
@@ -24,7 +25,7 @@ pub type Facts = Vec<(&'static str, String)>;
 /// # Errors
 /// A file of settings cannot be read.
 pub fn of_files(files: &ModelFiles) -> Result<Facts, Error> {
-    let mut facts = vec![("graph", files.onnx.display().to_string())];
+    let mut facts = vec![("graph", printable::path(&files.onnx))];
     let names = |paths: &[PathBuf]| -> Vec<String> { paths.iter().map(|p| name(p)).collect() };
     let mut say = |key, values: Vec<String>| {
         if !values.is_empty() {

@@ -8,6 +8,7 @@ use super::folder::{self, ONNX_FOLDER, is_checkpoint, reason};
 use super::weights;
 use crate::config::Precision;
 use crate::error::Error;
+use crate::printable;
 
 /// How croprow feeds a model, beside the graph.
 pub const CARD: &str = "croprow.toml";
@@ -135,7 +136,7 @@ fn companions_of(onnx: &Path) -> Vec<PathBuf> {
 
 pub(super) fn unusable(path: &Path, why: &str) -> Error {
     let path = absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    Error::StartUp(format!("model {}: {why}", path.display()))
+    Error::StartUp(format!("model {}: {why}", printable::path(&path)))
 }
 
 #[cfg(test)]

@@ -197,7 +197,7 @@ mod tests {
     fn chosen(files: &[&str], wanted: Precision, half: bool) -> Result<String, String> {
         let dir = folder(files);
         let path = choose(graphs_in(dir.path())?, wanted, half)?;
-        Ok(path.strip_prefix(dir.path()).unwrap().display().to_string())
+        Ok(path.strip_prefix(dir.path()).unwrap().to_string_lossy().into_owned())
     }
 
     #[test]

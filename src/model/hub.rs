@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::files::{CONFIG, ModelFiles};
 use crate::error::Error;
+use crate::printable;
 
 /// The keys that matter.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,7 +32,7 @@ impl HubConfig {
     /// It cannot be read or is no JSON object.
     pub(super) fn read(files: &ModelFiles) -> Result<Self, Error> {
         let Some(path) = files.companion(CONFIG) else { return Ok(Self::default()) };
-        let refuse = |why: String| Error::StartUp(format!("{}: {why}", path.display()));
+        let refuse = |why: String| Error::StartUp(format!("{}: {why}", printable::path(path)));
         let text = fs::read_to_string(path).map_err(|e| refuse(e.to_string()))?;
         Self::parse(&text).map_err(refuse)
     }

@@ -13,6 +13,7 @@ use ort::logging::{LogLevel, LoggerFunction};
 use super::elf;
 use crate::config::Device;
 use crate::error::Error;
+use crate::printable;
 
 /// File name of the library.
 pub const LIBRARY: &str = "libonnxruntime.so";
@@ -68,8 +69,8 @@ pub fn load(flag: Option<&Path>, device: Device, threads: usize) -> Result<Runti
         Some(runtime) if runtime.path == path => Ok(runtime.clone()),
         Some(runtime) => Err(Error::StartUp(format!(
             "runtime library {}: this process already uses {}",
-            path.display(),
-            runtime.path.display()
+            printable::path(&path),
+            printable::path(&runtime.path)
         ))),
         None => Ok(loaded.insert(start(&path, threads)?).clone()),
     }
@@ -87,7 +88,7 @@ fn find(surroundings: &Surroundings, device: Device) -> Result<PathBuf, Error> {
     if let Some(found) = places.iter().find(|p| p.is_file()) {
         return Ok(found.clone());
     }
-    let list: String = places.iter().map(|p| format!("\n  {}", p.display())).collect();
+    let list: String = places.iter().map(|p| format!("\n  {}", printable::path(p))).collect();
     let list = if list.is_empty() { "\n  (no place to look at)".to_owned() } else { list };
     Err(Error::StartUp(format!(
         "no ONNX Runtime library; looked at:{list}\nfetch it with scripts/fetch-runtime.sh, or name it with \
@@ -101,7 +102,7 @@ fn places(surroundings: &Surroundings, device: Device) -> Result<Vec<PathBuf>, E
     }
     if let Some(variable) = surroundings.variable.as_ref().map(PathBuf::from) {
         if variable.is_relative() {
-            return Err(Error::StartUp(format!("{VARIABLE}={}: must be an absolute path", variable.display())));
+            return Err(Error::StartUp(format!("{VARIABLE}={}: must be an absolute path", printable::path(&variable))));
         }
         return Ok(vec![file_of(variable)]);
     }
@@ -125,7 +126,7 @@ fn file_of(path: PathBuf) -> PathBuf {
 
 /// Some failures are assertions inside `ort`; they become errors here.
 fn start(path: &Path, threads: usize) -> Result<Runtime, Error> {
-    let refused = |why: String| Error::StartUp(format!("runtime library {}: {why}", path.display()));
+    let refused = |why: String| Error::StartUp(format!("runtime library {}: {why}", printable::path(path)));
     if elf::is_cut_short(path).map_err(|e| refused(e.to_string()))? {
         return Err(refused("the file is cut short; fetch it again with scripts/fetch-runtime.sh".to_owned()));
     }

@@ -20,6 +20,7 @@ use self::habit::{Habit, Numbers};
 use super::files::{CONFIG, ModelFiles, PREPROCESSOR, PROCESSOR};
 use super::input::Draft;
 use crate::error::Error;
+use crate::printable;
 use crate::recipe::Filter;
 
 /// The keys that decide; others (names of classes, packing, kinds of annotations) do not matter.
@@ -100,7 +101,7 @@ fn source(files: &ModelFiles) -> Result<Option<Source<'_>>, Error> {
 }
 
 fn refuse(path: &Path, why: &str) -> Error {
-    Error::StartUp(format!("{}: {why}", path.display()))
+    Error::StartUp(format!("{}: {why}", printable::path(path)))
 }
 
 fn transformers(said: &Value) -> Result<Draft, String> {

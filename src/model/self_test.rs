@@ -17,6 +17,7 @@ use super::{Asked, Detector, Embedder, Found};
 use crate::candidate::{Candidate, Naming};
 use crate::error::Error;
 use crate::geometry::{BoxPx, Size};
+use crate::printable;
 use crate::recipe::{Fit, ImageInput};
 
 /// Raised when the test itself changes: outcomes that are remembered do not count then.
@@ -97,7 +98,7 @@ struct Detected {
 /// Its results depend on the batch though nothing in it is quantised dynamically, or differ from those of the
 /// original model at a size.
 pub fn detector(detector: &mut dyn Detector, files: &ModelFiles) -> Result<Verdict, Error> {
-    let refuse = |why: String| Error::StartUp(format!("model {}: {why}", files.onnx.display()));
+    let refuse = |why: String| Error::StartUp(format!("model {}: {why}", printable::path(&files.onnx)));
     let input = detector.input().clone();
     let mut verdict = Verdict::default();
     if detector.fixed_batch() != Some(1) {
@@ -116,7 +117,7 @@ pub fn detector(detector: &mut dyn Detector, files: &ModelFiles) -> Result<Verdi
             verdict.warning = Some(format!(
                 "model {}: it takes pictures of every size, and no {REFERENCE} beside it tells whether it is right at all of them; \
                  exports traced at one size may be wrong at others in silence (scripts/models/export_*.py write and check one)",
-                files.onnx.display()
+                printable::path(&files.onnx)
             ));
         }
         return Ok(verdict);
@@ -149,7 +150,7 @@ pub fn detector(detector: &mut dyn Detector, files: &ModelFiles) -> Result<Verdi
 /// # Errors
 /// As [`detector`].
 pub fn embedder(embedder: &mut dyn Embedder, files: &ModelFiles) -> Result<Verdict, Error> {
-    let refuse = |why: String| Error::StartUp(format!("model {}: {why}", files.onnx.display()));
+    let refuse = |why: String| Error::StartUp(format!("model {}: {why}", printable::path(&files.onnx)));
     let input = embedder.input().clone();
     let mut verdict = Verdict::default();
     if embedder.fixed_batch() != Some(1) {
@@ -187,20 +188,20 @@ fn one_by_one(files: &ModelFiles, verdict: &mut Verdict) -> Result<(), Error> {
         return Err(Error::StartUp(format!(
             "model {}: an image gives other results in a batch than alone; the export mixes up its batch: export it again, or with a \
              fixed batch of 1",
-            files.onnx.display()
+            printable::path(&files.onnx)
         )));
     }
     verdict.one_by_one = true;
     verdict.warning = Some(format!(
         "model {}: dynamic int8 scales over a whole batch, so it is given one image at a time",
-        files.onnx.display()
+        printable::path(&files.onnx)
     ));
     Ok(())
 }
 
 fn read(files: &ModelFiles) -> Result<Option<Reference>, Error> {
     let Some(path) = files.reference() else { return Ok(None) };
-    let refuse = |why: String| Error::StartUp(format!("{}: {why}", path.display()));
+    let refuse = |why: String| Error::StartUp(format!("{}: {why}", printable::path(&path)));
     let text = fs::read_to_string(&path).map_err(|e| refuse(e.to_string()))?;
     let reference: Reference = serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))?;
     if reference.format != "croprow-reference-1" {

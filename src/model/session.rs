@@ -13,6 +13,7 @@ use super::port::{self, Feed, ImagePort, Port};
 use super::{ModelError, Terminator, failure};
 use crate::error::Error;
 use crate::geometry::Size;
+use crate::printable;
 
 /// Images in the call that shows whether the batch is really free. Some graphs declare a free batch and
 /// have a fixed one inside.
@@ -71,7 +72,7 @@ impl Graph {
         thrifty.set(ARENA_SHRINKAGE, device.arena_word()).map_err(|e| refused(&e))?;
         let (inputs, outputs) = (port::inputs_of(&session), port::outputs_of(&session));
         let image = ImagePort::find(&inputs, image_name).map_err(|why| {
-            Error::StartUp(format!("model {}: {why}; its inputs: {}", path.display(), port::describe(&inputs)))
+            Error::StartUp(format!("model {}: {why}; its inputs: {}", printable::path(path), port::describe(&inputs)))
         })?;
         let fixed_batch = image.batch;
         Ok(Self {
@@ -107,7 +108,7 @@ impl Graph {
 
     /// An error about this graph.
     pub(super) fn refuse(&self, why: impl std::fmt::Display) -> Error {
-        Error::StartUp(format!("model {}: {why}", self.path.display()))
+        Error::StartUp(format!("model {}: {why}", printable::path(&self.path)))
     }
 
     /// A value of the graph's metadata.
@@ -202,7 +203,7 @@ impl Graph {
         self.fixed_batch = Some(1);
         Ok(Some(format!(
             "model {}: takes one image at a time, whatever its graph declares; an export with a dynamic batch is faster",
-            self.path.display()
+            printable::path(&self.path)
         )))
     }
 
@@ -327,8 +328,8 @@ fn open_session(path: &Path, runtime: &Runtime, device: &EffectiveDevice) -> Res
 fn refused_load(path: &Path, error: &ort::Error) -> Error {
     let why = failure::explain_load(error.message());
     match failure::classify(error.message()) {
-        ModelError::OutOfMemory(_) => Error::OutOfMemory(format!("model {}: {why}", path.display())),
-        _ => Error::StartUp(format!("model {}: {why}", path.display())),
+        ModelError::OutOfMemory(_) => Error::OutOfMemory(format!("model {}: {why}", printable::path(path))),
+        _ => Error::StartUp(format!("model {}: {why}", printable::path(path))),
     }
 }
 

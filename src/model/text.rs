@@ -1,5 +1,6 @@
 //! Text to token numbers, by the model's own `tokenizer.json`.
 
+use crate::printable;
 use std::path::Path;
 
 use tokenizers::Tokenizer;
@@ -29,7 +30,7 @@ impl Text {
     /// # Errors
     /// The file cannot be read or is of a kind that is not known; the text names it.
     pub(super) fn load(path: &Path) -> Result<Self, String> {
-        let said = |e: tokenizers::Error| format!("{}: {e}", path.display());
+        let said = |e: tokenizers::Error| format!("{}: {e}", printable::path(path));
         let mut tokenizer = Tokenizer::from_file(path).map_err(said)?;
         let padding = tokenizer.get_padding().map(|p| p.pad_id);
         tokenizer.with_truncation(None).map_err(said)?;
@@ -39,10 +40,10 @@ impl Text {
         let padding = i64::from(padding.or(named).unwrap_or(0));
         let mut text = Self { tokenizer, before: Vec::new(), after: Vec::new(), padding };
         // What is put around a text shows when one token is put in.
-        let bare = text.tokens("a").map_err(|e| format!("{}: {e}", path.display()))?;
-        let whole = text.encode("a", true).map_err(|e| format!("{}: {e}", path.display()))?;
+        let bare = text.tokens("a").map_err(|e| format!("{}: {e}", printable::path(path)))?;
+        let whole = text.encode("a", true).map_err(|e| format!("{}: {e}", printable::path(path)))?;
         let Some(at) = whole.windows(bare.len().max(1)).position(|w| w == bare.as_slice()) else {
-            return Err(format!("{}: what it adds around a text is not understood", path.display()));
+            return Err(format!("{}: what it adds around a text is not understood", printable::path(path)));
         };
         text.before = whole[..at].to_vec();
         text.after = whole[at + bare.len()..].to_vec();

@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::folder::reason;
 use super::onnx_file;
+use crate::printable;
 
 /// The first words of a file that Git LFS left in place of the content.
 const LFS_POINTER: &[u8] = b"version https://git-lfs";
@@ -41,7 +42,7 @@ fn one(folder: &Path, location: &str, needed_bytes: u64) -> Result<PathBuf, Stri
     let damaged = |why: &str| {
         format!(
             "its external weights are missing or damaged: {location} {why}; fetch it again into {}",
-            folder.display()
+            printable::path(folder)
         )
     };
     let meta = match fs::metadata(&path) {
@@ -141,7 +142,7 @@ mod tests {
         fs::create_dir(&folder).unwrap();
         symlink("../secret", folder.join("link")).unwrap();
         symlink("..", folder.join("up")).unwrap();
-        let absolute = outer.path().join("secret").display().to_string();
+        let absolute = printable::path(&outer.path().join("secret"));
         for (location, words) in [
             ("../secret", "outside the model's folder"),
             ("a/../../secret", "outside the model's folder"),

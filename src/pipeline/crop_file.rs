@@ -1,22 +1,29 @@
 //! Crops as JPEG files. A file has its final name only when all of it is on the disk, and its row is
 //! committed after that.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fsync, mkdirat, openat, renameat, statat, unlinkat};
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use crate::error::Error;
 use crate::pixels::picture::Picture;
 use crate::pixels::tensor::encode_crop_jpeg;
+use crate::printable;
 use crate::row::{Claim, Region};
 
 /// Quality of crops, 1..=100.
 const JPEG_QUALITY: u8 = 92;
+
+/// Before the user's mask.
+const FOLDER_MODE: Mode = Mode::from_raw_mode(0o777);
+const FILE_MODE: Mode = Mode::from_raw_mode(0o644);
 
 /// What a file is called until it is complete. `prepare_folder` removes those of dead processes.
 const UNFINISHED: &str = ".croprow-tmp";
@@ -36,22 +43,22 @@ pub(super) fn write_crop(
     let jpeg = match encode_crop_jpeg(picture, region.bbox, JPEG_QUALITY) {
         Ok(jpeg) => jpeg,
         Err(error) => {
-            log::warn!("{}: no crop file: {error}", claim.path.display());
+            log::warn!("{}: no crop file: {error}", printable::path(&claim.path));
             return Ok(None);
         }
     };
-    let name = name(claim, region);
-    let target = folder.join(&name);
-    write_durably(&target, &jpeg).map_err(|e| {
+    let (shard, name) = name(claim, region);
+    write_durably(folder, &shard, &name, &jpeg).map_err(|e| {
         Error::System(format!(
-            "cannot write the crop {}: {e}; free space or mend the folder, then run again",
-            target.display()
+            "cannot write the crop {shard}/{name} in {}: {e}; free space or mend the folder, then run again",
+            printable::path(folder)
         ))
     })?;
-    Ok(Some(name))
+    Ok(Some(format!("{shard}/{name}")))
 }
 
-fn name(claim: &Claim, region: &Region) -> String {
+/// Folder and name of a crop.
+fn name(claim: &Claim, region: &Region) -> (String, String) {
     let mut digest = Sha256::new();
     digest.update(claim.path.as_os_str().as_bytes());
     digest.update([0]);
@@ -62,30 +69,53 @@ fn name(claim: &Claim, region: &Region) -> String {
     }
     let hex: String = digest.finalize()[..8].iter().map(|b| format!("{b:02x}")).collect();
     // 256 folders keep each small at a million crops.
-    format!("{}/{}-{hex}.jpg", &hex[..2], claim.id)
+    (hex[..2].to_owned(), format!("{}-{hex}.jpg", claim.id))
 }
 
-fn write_durably(target: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Writes `shard/name` below `folder`. Both folders are held open and entered by no link, so that none that is laid
+/// meanwhile leads elsewhere.
+fn write_durably(folder: &Path, shard: &str, name: &str, bytes: &[u8]) -> io::Result<()> {
     static SERIAL: AtomicU64 = AtomicU64::new(0);
-    let folder = target.parent().unwrap_or(Path::new("."));
-    create_folder(folder)?;
+    let folder = enter(CWD, folder)?;
+    match mkdirat(&folder, shard, FOLDER_MODE) {
+        Err(Errno::EXIST) => {}
+        made => made?,
+    }
+    let shard = enter(folder.as_fd(), Path::new(shard))?;
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-    let unfinished = folder.join(format!("{}-{serial}{UNFINISHED}", std::process::id()));
+    let unfinished = format!("{}-{serial}{UNFINISHED}", std::process::id());
     let written = (|| {
-        // O_EXCL: never through a link that somebody laid there.
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&unfinished)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut file = File::from(openat(&shard, &unfinished, flags, FILE_MODE)?);
         file.write_all(bytes)?;
         file.sync_all()?;
-        if fs::symlink_metadata(target).is_ok_and(|m| !m.is_file()) {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something that is no regular file has its name"));
+        match statat(&shard, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(there) if FileType::from_raw_mode(there.st_mode) != FileType::RegularFile => {
+                return Err(io::Error::other("something that is no regular file has its name"));
+            }
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(e) => return Err(e.into()),
         }
-        fs::rename(&unfinished, target)?;
-        File::open(folder)?.sync_all()
+        renameat(&shard, &unfinished, &shard, name)?;
+        Ok(fsync(&shard)?)
     })();
     if written.is_err() {
-        let _ = fs::remove_file(&unfinished);
+        let _ = unlinkat(&shard, &unfinished, AtFlags::empty());
     }
     written
+}
+
+/// Opens a folder that is one itself, not a link to one.
+fn enter(at: BorrowedFd<'_>, folder: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(at, folder, flags, Mode::empty()).map_err(|e| match e {
+        Errno::NOTDIR | Errno::LOOP => not_a_folder(),
+        other => other.into(),
+    })
+}
+
+fn not_a_folder() -> io::Error {
+    io::Error::new(io::ErrorKind::NotADirectory, "is a symbolic link or a file, not a folder")
 }
 
 fn create_folder(folder: &Path) -> io::Result<()> {
@@ -94,7 +124,7 @@ fn create_folder(folder: &Path) -> io::Result<()> {
             if fs::symlink_metadata(folder)?.is_dir() {
                 Ok(())
             } else {
-                Err(io::Error::new(io::ErrorKind::NotADirectory, "is a symbolic link or a file, not a folder"))
+                Err(not_a_folder())
             }
         }
         other => other,
@@ -106,8 +136,9 @@ fn create_folder(folder: &Path) -> io::Result<()> {
 /// # Errors
 /// It cannot be made, or is a symbolic link.
 pub fn prepare_folder(folder: &Path) -> Result<PathBuf, Error> {
-    let failed =
-        |e: io::Error| Error::StartUp(format!("--crops {}: {e}; name a folder that can be written", folder.display()));
+    let failed = |e: io::Error| {
+        Error::StartUp(format!("--crops {}: {e}; name a folder that can be written", printable::path(folder)))
+    };
     if let Some(parent) = folder.parent() {
         fs::create_dir_all(parent).map_err(failed)?;
     }
@@ -133,6 +164,8 @@ fn is_left_over(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
     use crate::geometry::BoxPx;
     use crate::row::{ImageId, Stage, Token};
@@ -175,13 +208,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
         let link = folder.path().join("crops");
-        std::os::unix::fs::symlink(elsewhere.path(), &link).unwrap();
+        symlink(elsewhere.path(), &link).unwrap();
         assert!(matches!(prepare_folder(&link), Err(Error::StartUp(_))));
         let pixels = Picture::full(image::RgbImage::new(16, 16));
-        let name = name(&claim(), &region(1.0));
-        std::os::unix::fs::symlink(elsewhere.path(), folder.path().join(&name[..2])).unwrap();
-        assert!(write_crop(folder.path(), &claim(), &region(1.0), &pixels).is_err());
-        assert!(walk(elsewhere.path()).is_empty());
+        let write = |folder: &Path| write_crop(folder, &claim(), &region(1.0), &pixels).map_err(|e| e.to_string());
+        assert!(write(&link).unwrap_err().contains("symbolic link"), "the folder became a link after the start");
+        let (shard, name) = name(&claim(), &region(1.0));
+        symlink(elsewhere.path(), folder.path().join(&shard)).unwrap();
+        assert!(write(folder.path()).unwrap_err().contains("symbolic link"));
+        fs::remove_file(folder.path().join(&shard)).unwrap();
+        fs::create_dir(folder.path().join(&shard)).unwrap();
+        fs::write(elsewhere.path().join("precious"), "as it was").unwrap();
+        symlink(elsewhere.path().join("precious"), folder.path().join(&shard).join(&name)).unwrap();
+        assert!(write(folder.path()).unwrap_err().contains("no regular file"));
+        assert_eq!(walk(elsewhere.path()), ["precious"]);
+        assert_eq!(fs::read_to_string(elsewhere.path().join("precious")).unwrap(), "as it was");
+        assert_eq!(walk(folder.path().join(&shard).as_path()), [name], "nothing unfinished is left");
     }
 
     #[test]

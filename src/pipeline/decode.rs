@@ -13,8 +13,9 @@ use super::{Job, Shapes};
 use crate::error::Error;
 use crate::geometry::{BoxPx, Scale};
 use crate::pixels::decode::{Upright, decode};
-use crate::pixels::header::{Probed, probe};
+use crate::pixels::header::{Probed, probe_below};
 use crate::pixels::tensor;
+use crate::printable;
 use crate::recipe::ImageInput;
 use crate::row::{Claim, Finished, Outcome, RowError, Stage};
 
@@ -69,7 +70,7 @@ pub(super) fn run(
                         let probed_tx = probed_tx.clone();
                         scope.spawn(move |_| {
                             let _abort = AbortOnPanic(job.stop);
-                            let probed = probe(&claim.path, &job.config.decode);
+                            let probed = probe_below(&claim.path, job.config.root.as_ref(), &job.config.decode);
                             // As many may wait in it as are looked at ahead.
                             let _ = probed_tx.send((claim, probed));
                         });
@@ -152,7 +153,7 @@ impl<'a> Decoding<'a> {
         if budget.exceeded_by(bytes) {
             log::warn!(
                 "{}: needs {} MiB, more than --memory: it is worked on alone",
-                claim.path.display(),
+                printable::path(&claim.path),
                 bytes >> 20
             );
         }

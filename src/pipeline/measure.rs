@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::progress::{Progress, Snapshot, Step, StepShare};
 use crate::db::runs::{Sample, StepSample};
 use crate::error::Error;
+use crate::printable;
 
 /// A session that is busy for this share of the time limits the run by itself.
 const SATURATED: f64 = 0.85;
@@ -42,7 +43,7 @@ impl Instruments {
         let create = |path: &Path| {
             let file = File::create(path);
             file.map(|file| Mutex::new(BufWriter::new(file)))
-                .map_err(|e| Error::Usage(format!("--metrics {}: {e}", path.display())))
+                .map_err(|e| Error::Usage(format!("--metrics {}: {e}", printable::path(path))))
         };
         Ok(Self { device_memory, metrics: metrics.map(create).transpose()? })
     }

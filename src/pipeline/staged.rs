@@ -53,7 +53,7 @@ fn settle(job: &Job<'_>) -> Result<(), Error> {
 }
 
 fn is_pending(job: &Job<'_>, stage: Stage) -> Result<bool, Error> {
-    let tally = lock(job.db).tally()?;
+    let tally = lock(job.db).tally_in_scope()?;
     let waiting = images_where(&tally, |standing| {
         let state = match stage {
             Stage::Detect => standing.detect,

@@ -29,6 +29,10 @@ use super::turbo::{self, Stored};
 /// Decoders other than JPEG's read the file in pieces of this size.
 const READ_BYTES: usize = 64 * 1024;
 
+/// A JPEG of more passes over its picture is refused: each takes the time of the whole picture and may be ten bytes
+/// long. Encoders write a dozen; libjpeg-turbo's own tools stop at this number when told to be strict.
+const SCANS_MAX: usize = 500;
+
 /// A thread keeps the buffer for a file's bytes up to this size, beside what its images have reserved; a larger one
 /// is given back after use.
 pub const FILE_BYTES_KEPT: u64 = 8 << 20;
@@ -75,7 +79,7 @@ pub fn decode_region(
     region: BoxPx,
 ) -> Result<Redecoded, RowError> {
     let decode = || {
-        let (file, stamp) = open_regular(&probed.path)?;
+        let (file, stamp) = open_regular(&probed.path, probed.root.as_deref())?;
         if stamp != probed.stamp {
             return Ok(Redecoded::FileChanged);
         }
@@ -100,7 +104,7 @@ pub(super) fn no_box(image: Size, region: BoxPx) -> Refusal {
 }
 
 fn decode_file(probed: &Probed, config: &DecodeConfig, scale: Scale) -> Result<Upright, Refusal> {
-    let (mut file, stamp) = open_regular(&probed.path)?;
+    let (mut file, stamp) = open_regular(&probed.path, probed.root.as_deref())?;
     if stamp == probed.stamp {
         return decode_opened(file, probed, config, scale);
     }
@@ -205,9 +209,13 @@ fn read_jpeg(file: File, probed: &Probed, bytes: &mut Vec<u8>) -> Result<(), Ref
 }
 
 /// Decoders take a JPEG that was cut and fill the rest with grey, so the end is looked for first. True where it is
-/// not there and that is allowed.
+/// not there and that is allowed. A file of endlessly many scans is refused here, too.
 fn refuse_cut(bytes: &[u8], config: &DecodeConfig) -> Result<bool, Refusal> {
-    let cut = !jpeg::ends_properly(bytes);
+    let jpeg::Walk { ends, scans } = jpeg::walk(bytes);
+    if scans > SCANS_MAX {
+        return Err(Refusal::new(RowCode::Decode, format!("a JPEG of {scans} scans; {SCANS_MAX} are the most")));
+    }
+    let cut = !ends;
     if cut && config.truncated == Truncated::Fail { Err(ends_early()) } else { Ok(cut) }
 }
 

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use image::{ExtendedColorType, ImageDecoder};
 
@@ -24,6 +25,9 @@ const READ_BYTES: usize = 8 * 1024;
 
 /// A longer side is refused: resizing costs a table proportional to it, whatever the other side is.
 const SIDE_MAX_PX: u32 = 1_000_000;
+
+/// The `image` crate decodes no BMP with a longer side.
+const BMP_SIDE_MAX_PX: u32 = 65_535;
 
 /// For tables and buffers of a decoder that do not grow with the picture.
 const FIXED_BYTES: u64 = 1 << 20;
@@ -46,6 +50,8 @@ const WINDOW_EXTRA_PX: u32 = 80;
 pub struct Probed {
     /// The file.
     pub path: PathBuf,
+    /// Below this folder.
+    pub(super) root: Option<Arc<Path>>,
     /// The file as it was when it was opened.
     pub stamp: FileStamp,
     /// Container by content.
@@ -139,9 +145,19 @@ impl Probed {
 /// `too_large`, `truncated` where the file ends inside its header, `decode`, `decoder_panic`. Every message
 /// begins with the path.
 pub fn probe(path: &Path, config: &DecodeConfig) -> Result<Probed, RowError> {
+    probe_below(path, None, config)
+}
+
+/// The same for a file that must lie below `root`, now and whenever it is opened again. `root` is absolute and without
+/// links.
+///
+/// # Errors
+/// Those of [`probe`], and `outside_root`.
+pub fn probe_below(path: &Path, root: Option<&Arc<Path>>, config: &DecodeConfig) -> Result<Probed, RowError> {
     guarded(path, || {
-        let (file, stamp) = open_regular(path).map_err(|r| r.at(path))?;
-        probe_opened(path, &file, stamp, config).map_err(|r| r.at(path))
+        let (file, stamp) = open_regular(path, root.map(Arc::as_ref)).map_err(|r| r.at(path))?;
+        let probed = probe_opened(path, &file, stamp, config).map_err(|r| r.at(path))?;
+        Ok(Probed { root: root.cloned(), ..probed })
     })
 }
 
@@ -225,6 +241,7 @@ impl Cost {
         let orientation = self.orientation.unwrap_or_default();
         Probed {
             path: path.to_owned(),
+            root: None,
             stamp,
             format,
             stored: self.stored,
@@ -274,6 +291,11 @@ fn other_cost(
     mut reader: BufReader<&File>,
     file_bytes: u64,
 ) -> Result<Cost, Refusal> {
+    let Size { width_px, height_px } = outline.stored;
+    if format == Format::Bmp && width_px.max(height_px) > BMP_SIDE_MAX_PX {
+        let reason = format!("a BMP of {width_px}x{height_px}; {BMP_SIDE_MAX_PX} px are its decoder's limit");
+        return Err(Refusal::new(RowCode::TooLarge, reason));
+    }
     std::io::Seek::rewind(&mut reader)?;
     let decoder = container::open_decoder(format, reader, outline.metadata_bytes)?;
     let (pixels, width) = (outline.stored.pixels(), u64::from(outline.stored.width_px));

@@ -219,24 +219,36 @@ fn read_exif<R: BufRead>(reader: &mut R, length: i64) -> io::Result<Option<Vec<u
 /// Decoders fill what is missing with grey and say nothing, so this is the only sign of a file that was
 /// cut. Data that is damaged in its middle is not noticed.
 pub fn ends_properly(bytes: &[u8]) -> bool {
+    walk(bytes).ends
+}
+
+/// The markers after the header.
+pub(super) struct Walk {
+    /// See [`ends_properly`].
+    pub(super) ends: bool,
+    /// Passes over the picture before its end.
+    pub(super) scans: usize,
+}
+
+pub(super) fn walk(bytes: &[u8]) -> Walk {
     let mut at = 2;
-    let mut in_scan = false;
+    let mut scans = 0;
     while let Some(marker_at) = find_marker(bytes, at) {
         let marker = bytes[marker_at];
         at = marker_at + 1;
         match marker {
-            0xd9 => return in_scan,
+            0xd9 => return Walk { ends: scans > 0, scans },
             0x01 | 0xd0..=0xd8 => {}
             // Inside a scan only these may follow; any other marker there is damage that decoders pass over.
             0xc4 | 0xcc | 0xda..=0xdd | 0xe0..=0xef | 0xfe => {
-                in_scan |= marker == 0xda;
+                scans += usize::from(marker == 0xda);
                 at = segment_end(bytes, at);
             }
-            _ if in_scan => {}
+            _ if scans > 0 => {}
             _ => at = segment_end(bytes, at),
         }
     }
-    false
+    Walk { ends: false, scans }
 }
 
 /// Index of the byte after the next run of 0xFF that is not a stuffed zero.

@@ -11,6 +11,7 @@ pub mod header;
 pub mod jpeg;
 pub mod orient;
 pub mod picture;
+pub mod root;
 pub mod sniff;
 mod square;
 pub mod tensor;

@@ -12,6 +12,8 @@ use image::error::LimitErrorKind;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::root;
+use crate::printable;
 use crate::row::{FileStamp, RowCode, RowError};
 
 /// Longer paths lose their beginning in messages; the row holds the whole path.
@@ -34,7 +36,7 @@ impl Refusal {
 
     /// The message of a row: path first, one line, fit for a terminal.
     pub(super) fn at(self, path: &Path) -> RowError {
-        let reason: String = printable(&self.reason).chars().take(REASON_CHARS).collect();
+        let reason: String = printable::line(&self.reason).chars().take(REASON_CHARS).collect();
         RowError::new(self.code, format!("{}: {reason}", shown(path)))
     }
 }
@@ -111,13 +113,17 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     }
 }
 
-/// Opens a regular file for reading. Never waits for the other end of a pipe.
+/// Opens a regular file for reading, below `root` where one is given. Never waits for the other end of a pipe.
 ///
 /// # Errors
-/// `missing`, `permission`, `not_regular`, `bad_path` or `io`.
-pub(super) fn open_regular(path: &Path) -> Result<(File, FileStamp), Refusal> {
+/// `outside_root`, `missing`, `permission`, `not_regular`, `bad_path` or `io`.
+pub(super) fn open_regular(path: &Path, root: Option<&Path>) -> Result<(File, FileStamp), Refusal> {
     if path.as_os_str().as_bytes().contains(&0) {
-        return Err(Refusal::new(RowCode::BadPath, "the path holds a NUL byte"));
+        let code = if root.is_some() { RowCode::OutsideRoot } else { RowCode::BadPath };
+        return Err(Refusal::new(code, "the path holds a NUL byte"));
+    }
+    if let Some(root) = root {
+        root::check_path(root, path)?;
     }
     // NONBLOCK: a FIFO without a writer would block the thread for ever. NOCTTY: a terminal must not
     // become ours.
@@ -134,7 +140,13 @@ pub(super) fn open_regular(path: &Path) -> Result<(File, FileStamp), Refusal> {
     };
     match kind {
         Some(what) => Err(Refusal::new(RowCode::NotRegular, format!("this is {what}, not a file"))),
-        None => Ok((File::from(fd), stamp_of(&stat))),
+        None => {
+            let file = File::from(fd);
+            if let Some(root) = root {
+                root::check_open(root, &file)?;
+            }
+            Ok((file, stamp_of(&stat)))
+        }
     }
 }
 
@@ -161,42 +173,18 @@ fn reason_of(errno: Errno) -> String {
     io::Error::from(errno).to_string()
 }
 
-/// A path for messages: control characters and bytes that are not UTF-8 are escaped, so that a hostile
-/// name cannot steer a terminal. Not for opening files.
-pub(super) fn shown(path: &Path) -> String {
-    let mut text = String::new();
-    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
-        text.push_str(&printable(chunk.valid()));
-        for byte in chunk.invalid() {
-            text.push_str(&format!("\\x{byte:02x}"));
-        }
-    }
+/// A path for messages of bounded length. Not for opening files.
+fn shown(path: &Path) -> String {
+    let text = printable::path(path);
     let too_many = text.chars().count().saturating_sub(PATH_CHARS);
     if too_many == 0 { text } else { format!("...{}", text.chars().skip(too_many).collect::<String>()) }
 }
 
-/// Control characters, line breaks and marks that reorder a line of text become escapes.
-fn printable(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        let reorders = matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if c.is_control() || reorders { safe.extend(c.escape_default()) } else { safe.push(c) }
-    }
-    safe
-}
-
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsStr;
     use std::path::PathBuf;
 
     use super::*;
-
-    #[test]
-    fn a_hostile_name_cannot_steer_a_terminal() {
-        let path = PathBuf::from(OsStr::from_bytes(b"a\x1b[31m\nb\xff\xc3\xa9\xe2\x80\xae.jpg"));
-        assert_eq!(shown(&path), "a\\u{1b}[31m\\nb\\xffé\\u{202e}.jpg");
-    }
 
     #[test]
     fn a_message_is_one_line_of_bounded_length() {
@@ -219,7 +207,7 @@ mod tests {
 
     #[test]
     fn what_is_no_regular_file_is_told_apart() {
-        let code = |path: &Path| open_regular(path).map(|_| ()).unwrap_err().code;
+        let code = |path: &Path| open_regular(path, None).map(|_| ()).unwrap_err().code;
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(code(dir.path()), RowCode::NotRegular);
         assert_eq!(code(Path::new("/dev/null")), RowCode::NotRegular);
@@ -239,7 +227,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("pipe.jpg");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        assert_eq!(open_regular(&fifo).map(|_| ()).unwrap_err().code, RowCode::NotRegular);
+        assert_eq!(open_regular(&fifo, None).map(|_| ()).unwrap_err().code, RowCode::NotRegular);
     }
 
     #[test]

@@ -371,16 +371,3 @@ fn crops_never_leave_their_folder() {
     assert!(regions > 0);
     assert_eq!(number(Path::new(&db), "SELECT count(DISTINCT crop) FROM regions"), regions);
 }
-
-#[test]
-fn file_names_cannot_write_to_the_terminal() {
-    let folder = tempfile::tempdir().unwrap();
-    let db = folder.path().join("photos.db").to_str().unwrap().to_owned();
-    let name = folder.path().join("\u{1b}[31mred\n.jpg");
-    fs::write(&name, b"junk junk junk").unwrap();
-    expect(&call(&["add", &db, name.to_str().unwrap()]), 0);
-    expect(&run(&db, &[]), 2);
-    let said = expect(&call(&["status", &db]), 0);
-    assert!(!said.contains('\u{1b}'), "{said:?}");
-    assert!(said.contains("not_an_image"), "{said}");
-}

@@ -9,6 +9,7 @@ mod cli;
 mod database;
 mod doctor;
 mod golden;
+mod hostile;
 mod input;
 mod measurements;
 mod memory;

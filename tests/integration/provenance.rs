@@ -11,7 +11,7 @@ use crate::support::{pictures, root};
 const TEXT_DETECTOR: &str = "tests/data/models/grounding-dino-tiny";
 
 /// Copies a model's folder, so that it can be changed.
-fn copy_of(model: &str, to: &Path) -> String {
+pub(crate) fn copy_of(model: &str, to: &Path) -> String {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(root().join(model)).unwrap() {
         let path = entry.unwrap().path();

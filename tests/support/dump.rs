@@ -53,6 +53,12 @@ fn show(value: Value) -> String {
     }
 }
 
+/// The one text that `sql` gives.
+pub fn text(db: &Path, sql: &str) -> String {
+    let conn = Connection::open_with_flags(db, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+    conn.query_row(sql, [], |r| r.get(0)).unwrap()
+}
+
 /// One number out of a database.
 pub fn number(db: &Path, sql: &str) -> i64 {
     let conn = Connection::open_with_flags(db, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();

@@ -231,6 +231,7 @@ impl Default for Setup {
             config: RunConfig {
                 detect: None,
                 embed: None,
+                root: None,
                 decode: DecodeConfig {
                     max_pixels: MAX_PIXELS_DEFAULT,
                     truncated: Truncated::Fail,

@@ -17,13 +17,13 @@ use libjpeg_turbo_rs::{PixelFormat, Subsampling, compress, compress_progressive}
 use super::files::*;
 
 /// A line of `/proc/self/status`, in bytes.
-fn status_bytes(name: &str) -> u64 {
+pub(super) fn status_bytes(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
-fn patched(bytes: &[u8], at: usize, patch: &[u8]) -> Vec<u8> {
+pub(super) fn patched(bytes: &[u8], at: usize, patch: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[at..at + patch.len()].copy_from_slice(patch);
     bytes

@@ -1,0 +1,261 @@
+//! `--where`: a condition of the user's that tells which images a run works on. It is text that becomes part of a
+//! statement, so it is looked at only through a connection of its own that cannot write, by statements in which nothing
+//! but reading is permitted, and never together with a statement that writes: what it finds are ids, which are bound.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rusqlite::config::DbConfig;
+use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
+use rusqlite::limits::Limit;
+use rusqlite::{Connection, ErrorCode, Params, Row, Statement};
+
+use super::open::open_for_reading;
+use crate::error::Error;
+use crate::row::Stage;
+
+/// One statement works no longer than this, over at most [`LOOK_ROWS`] images. Then the run ends with an error.
+const STATEMENT_TIME: Duration = Duration::from_secs(10);
+
+/// Images that one statement looks at: a condition that few of them meet must not make one statement of all.
+const LOOK_ROWS: i64 = 20_000;
+
+/// Steps of SQLite's machine between two looks at the clock.
+const STEPS_PER_LOOK: i32 = 10_000;
+
+/// Longer values, and texts and blobs that a function makes, are an error.
+const VALUE_BYTES: i32 = 16 << 20;
+
+/// A longer condition is refused.
+const CONDITION_BYTES: usize = 64 << 10;
+
+/// What a condition may read.
+const TABLES: [&str; 6] = ["images", "regions", "candidates", "embeddings", "models", "recipes"];
+
+/// What a condition may call: functions of their arguments, and the clock. None of them makes much out of little.
+const FUNCTIONS: [&str; 51] = [
+    "abs",
+    "avg",
+    "ceil",
+    "ceiling",
+    "coalesce",
+    "concat",
+    "concat_ws",
+    "count",
+    "date",
+    "datetime",
+    "floor",
+    "glob",
+    "hex",
+    "if",
+    "ifnull",
+    "iif",
+    "instr",
+    "json_array_length",
+    "json_extract",
+    "json_type",
+    "json_valid",
+    "julianday",
+    "length",
+    "like",
+    "likelihood",
+    "likely",
+    "lower",
+    "ltrim",
+    "max",
+    "min",
+    "mod",
+    "nullif",
+    "octet_length",
+    "pow",
+    "power",
+    "round",
+    "rtrim",
+    "sign",
+    "sqrt",
+    "strftime",
+    "substr",
+    "substring",
+    "sum",
+    "time",
+    "timediff",
+    "total",
+    "trim",
+    "typeof",
+    "unicode",
+    "unixepoch",
+    "unlikely",
+];
+
+/// A condition that was found to be one, with its connection.
+#[derive(Debug)]
+pub(super) struct Scope {
+    conn: Connection,
+    condition: String,
+    /// When the statement at hand has to be through: milliseconds after `began`.
+    due_ms: Arc<AtomicU64>,
+    began: Instant,
+}
+
+impl Scope {
+    /// Checks `condition` against the database at `path`. Nothing is changed by it.
+    ///
+    /// # Errors
+    /// It is not one expression over what may be read, with the reason.
+    pub(super) fn new(path: &Path, condition: &str) -> Result<Self, Error> {
+        if condition.len() > CONDITION_BYTES {
+            return Err(refused(format!("longer than {CONDITION_BYTES} bytes")));
+        }
+        if condition.contains('\0') {
+            return Err(refused("holds a NUL byte".to_owned()));
+        }
+        let mut conn = open_for_reading(path)?;
+        conn.set_limit(Limit::SQLITE_LIMIT_LENGTH, VALUE_BYTES)?;
+        conn.set_limit(Limit::SQLITE_LIMIT_ATTACHED, 0)?;
+        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;
+        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false)?;
+        // "holiday" is a column, and not the text that it is taken for where there is none.
+        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_DQS_DML, false)?;
+        let (began, due_ms) = (Instant::now(), Arc::new(AtomicU64::new(u64::MAX)));
+        let due = Arc::clone(&due_ms);
+        let too_late = move || began.elapsed().as_millis() as u64 > due.load(Ordering::Relaxed);
+        conn.progress_handler(STEPS_PER_LOOK, Some(too_late))?;
+        conn.authorizer(Some(permitted))?;
+        let scope = Self { conn, condition: condition.to_owned(), due_ms, began };
+        scope.check()?;
+        Ok(scope)
+    }
+
+    /// A text that closes a bracket of the one statement and opens it again stands where `CASE` expects an expression
+    /// in the other, and the reverse: what is sound in both is an expression.
+    fn check(&self) -> Result<(), Error> {
+        for sql in [
+            format!("SELECT id FROM images WHERE (\n{}\n) LIMIT 0", self.condition),
+            format!("SELECT id FROM images WHERE CASE WHEN\n{}\nTHEN 1 END LIMIT 0", self.condition),
+        ] {
+            let statement = self.conn.prepare(&sql).map_err(|e| refused(words(&e)))?;
+            if statement.parameter_count() > 0 {
+                return Err(refused("holds a parameter; write the value itself".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ids of pending rows of `stage` above `after`, in order, at most `rows`.
+    pub(super) fn pending(&self, stage: Stage, after: i64, rows: usize) -> Result<Vec<i64>, Error> {
+        let state = match stage {
+            Stage::Detect => "detect_state",
+            Stage::Embed => "embed_state",
+        };
+        // The second comparison is that of the partial index.
+        let pending = format!("{state} = 'pending' AND {state} <> 'done'");
+        let mut after = after;
+        let mut found = Vec::new();
+        while let Some(end) = self.look_to(after, &pending)? {
+            let sql = format!(
+                "SELECT id FROM images WHERE id > ?1 AND id <= ?2 AND {pending} AND (\n{}\n) ORDER BY id LIMIT ?3",
+                self.condition
+            );
+            found.extend(self.rows(&sql, [after, end, (rows - found.len()) as i64], |r| r.get::<_, i64>(0))?);
+            if found.len() >= rows {
+                break;
+            }
+            after = end;
+        }
+        Ok(found)
+    }
+
+    /// What `each` makes of the images of the condition, `columns` being the select list and `more` what follows it.
+    /// Groups are those of parts of the images: one may come several times.
+    pub(super) fn over_all<T>(
+        &self,
+        columns: &str,
+        more: &str,
+        each: impl Fn(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>, Error> {
+        let mut after = i64::MIN;
+        let mut found = Vec::new();
+        while let Some(end) = self.look_to(after, "1")? {
+            let sql =
+                format!("SELECT {columns} FROM images WHERE id > ?1 AND id <= ?2 AND (\n{}\n) {more}", self.condition);
+            found.extend(self.rows(&sql, [after, end], &each)?);
+            after = end;
+        }
+        Ok(found)
+    }
+
+    /// The last id that a statement looks at; `None` where there is nothing above `after`.
+    fn look_to(&self, after: i64, which: &str) -> Result<Option<i64>, Error> {
+        // Steps by the index; the condition is no part of it.
+        let sql = format!(
+            "SELECT max(id) FROM (SELECT id FROM images WHERE id > ?1 AND {which} ORDER BY id LIMIT {LOOK_ROWS})"
+        );
+        Ok(self.rows(&sql, [after], |r| r.get(0))?.pop().flatten())
+    }
+
+    fn rows<T>(
+        &self,
+        sql: &str,
+        values: impl Params,
+        each: impl Fn(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>, Error> {
+        let deadline = self.began.elapsed() + STATEMENT_TIME;
+        self.due_ms.store(deadline.as_millis() as u64, Ordering::Relaxed);
+        let mut statement = self.conn.prepare_cached(sql).map_err(|e| failed(&e))?;
+        let rows = read_all(&mut statement, values, each);
+        self.due_ms.store(u64::MAX, Ordering::Relaxed);
+        rows.map_err(|e| failed(&e))
+    }
+}
+
+fn read_all<T>(
+    statement: &mut Statement<'_>,
+    values: impl Params,
+    each: impl Fn(&Row<'_>) -> rusqlite::Result<T>,
+) -> rusqlite::Result<Vec<T>> {
+    statement.query_map(values, each)?.collect()
+}
+
+/// Reading of the tables and pure functions. No recursion: it need not end.
+fn permitted(context: AuthContext<'_>) -> Authorization {
+    let known = |names: &[&str], name: &str| names.iter().any(|known| known.eq_ignore_ascii_case(name));
+    let is_permitted = match context.action {
+        AuthAction::Select => true,
+        AuthAction::Read { table_name, .. } => {
+            known(&TABLES, table_name) || table_name.eq_ignore_ascii_case("json_each")
+        }
+        AuthAction::Function { function_name } => known(&FUNCTIONS, function_name),
+        _ => false,
+    };
+    if is_permitted { Authorization::Allow } else { Authorization::Deny }
+}
+
+/// Before anything was begun.
+fn refused(why: String) -> Error {
+    Error::Usage(format!(
+        "--where: {why}; expected one condition on the columns of images, as \"tag = 'holiday'\", that only reads"
+    ))
+}
+
+/// While the run is at work.
+fn failed(error: &rusqlite::Error) -> Error {
+    if error.sqlite_error_code() == Some(ErrorCode::OperationInterrupted) {
+        let seconds = STATEMENT_TIME.as_secs();
+        return Error::System(format!(
+            "--where: {LOOK_ROWS} images take longer than {seconds} s; give a simpler condition"
+        ));
+    }
+    Error::System(format!("--where: {}", words(error)))
+}
+
+/// SQLite's own words, without the statement.
+fn words(error: &rusqlite::Error) -> String {
+    match error {
+        rusqlite::Error::SqliteFailure(_, Some(text)) => text.clone(),
+        rusqlite::Error::SqlInputError { msg, .. } => msg.clone(),
+        rusqlite::Error::MultipleStatement => "several statements".to_owned(),
+        other => other.to_string(),
+    }
+}
