@@ -10,10 +10,10 @@
 //! [`pipeline::run`] is the page to read first. It claims pages of rows through [`db`], turns bytes into
 //! tensors with [`pixels`], asks the sessions of [`model`], and commits results and states together.
 //! [`input`] brings rows into a database. [`config`], [`recipe`], [`candidate`], [`geometry`], [`printable`], [`row`] and [`error`] are
-//! plain data that everything may use.
+//! plain data that everything may use. [`fault`] is for tests.
 //!
 //! Imports run one way: `pipeline, input -> db, pixels, model -> config, recipe, candidate, row,
-//! geometry, printable, error`.
+//! geometry, printable, error, fault`.
 
 pub mod pipeline;
 
@@ -26,6 +26,7 @@ pub mod pixels;
 pub mod candidate;
 pub mod config;
 pub mod error;
+pub mod fault;
 pub mod geometry;
 pub mod printable;
 pub mod recipe;

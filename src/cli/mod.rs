@@ -1,6 +1,7 @@
 //! The command line. The library never sees clap.
 
 mod add;
+mod apart;
 mod doctor;
 mod memory;
 mod parse;
@@ -19,7 +20,7 @@ mod ticker;
 use clap::{Parser, Subcommand};
 use croprow::error::Error;
 
-pub(crate) use talk::{clear_screen, print, print_json, say};
+pub(crate) use talk::{clear_screen, hush, print, print_json, say};
 
 /// Works through an SQLite file of images: finds objects, crops them, embeds the crops, and never loses a
 /// finished row.

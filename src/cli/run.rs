@@ -10,10 +10,12 @@ use croprow::db::due::{InForce, RecipeId, Standing, Tally, images_where};
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::runs::NewRun;
 use croprow::db::select::Carried;
+use croprow::db::suspects::Claims;
 use croprow::error::Error;
 use croprow::model::library::Runtime;
 use croprow::model::placing::Placing;
 use croprow::model::{self, ModelKind, Models};
+use croprow::pipeline::apart::Word;
 use croprow::pipeline::cores::Cores;
 use croprow::pipeline::crop_file::prepare_folder;
 use croprow::pipeline::learn::{BatchOwner, Learning};
@@ -32,7 +34,7 @@ use super::run_args::RunArgs;
 use super::settings::Settings;
 use super::status::duration;
 use super::ticker::Ticker;
-use super::{memory, print_json, say, select, self_tests, signals};
+use super::{apart, hush, memory, print_json, say, select, self_tests, signals};
 
 /// Everything decided before a model is loaded.
 struct Plan {
@@ -54,21 +56,48 @@ struct Plan {
     remembered: Option<String>,
 }
 
+/// Suspects first, in processes of their own; then everything else. A worker that dies meanwhile leaves others.
 pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
-    let mut db = Db::open(&args.db)?;
-    restrict(&args, &mut db)?;
-    for (run, images) in db.rescue_dead_runs()? {
-        say(&format!("run {} ended without saying so; its {images} rows in flight are pending again", run.0));
+    let claims = apart::claims();
+    if claims != Claims::Ordinary {
+        hush();
+        return work(&RunArgs { limit: None, json: false, metrics: None, ..args }, true, claims);
     }
-    let mut plan = Plan::make(&args, &mut db)?;
+    loop {
+        let mut db = Db::open(&args.db)?;
+        restrict(&args, &mut db)?;
+        for (run, images) in db.rescue_dead_runs()? {
+            say(&format!("run {} ended without saying so; its {images} rows in flight are pending again", run.0));
+        }
+        if !db.suspects()?.is_empty() {
+            // What is wrong with the command line is told before a process is started.
+            Plan::make(&args, &mut db)?;
+            if let Some(code) = apart::clear(&mut db)? {
+                return Ok(code);
+            }
+        }
+        drop(db);
+        let code = work(&args, quiet, claims)?;
+        let is_complete = matches!(code, 0 | 2) && args.limit.is_none();
+        if !is_complete || Db::open(&args.db)?.suspects()?.is_empty() {
+            return Ok(code);
+        }
+    }
+}
+
+fn work(args: &RunArgs, quiet: bool, claims: Claims) -> Result<u8, Error> {
+    let mut db = Db::open(&args.db)?;
+    restrict(args, &mut db)?;
+    db.claim_only(claims);
+    let mut plan = Plan::make(args, &mut db)?;
     if plan.to_select > 0 {
         let began = Instant::now();
         let done = select::apply(&mut db, &plan.to_remember(), &plan.recipes, &plan.carried)?;
         say(&select::describe(done, began.elapsed()));
-        plan = Plan::make(&args, &mut db)?;
+        plan = Plan::make(args, &mut db)?;
     }
     if plan.waiting == 0 {
-        plan.remember_idle(&args, &mut db)?;
+        plan.remember_idle(args, &mut db)?;
         return finish_idle(&db, &plan, args.json);
     }
     if let Some(folder) = &plan.config.crops {
@@ -96,11 +125,12 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     let stop = Arc::new(Stop::default());
     signals::listen(&stop, &db, run_id)?;
     let measured = Measured::begin(&plan.config, &placing)?;
-    let work = Work { run: run_id, in_force, db: &db, stop: &stop, measured: &measured, learnt: &learnt, quiet };
+    let (db, stop) = (&db, &stop);
+    let work = Work { run: run_id, in_force, db, stop, measured: &measured, learnt: &learnt, quiet, claims };
     let result = work.until_done(&mut loader, loaded);
     let mut db = db.lock().unwrap_or_else(PoisonError::into_inner);
     let summary = measured.end(&plan.config, &placing);
-    end(&mut db, run_id, result, &measured, summary, &stop, args.json)
+    end(&mut db, run_id, result, &measured, summary, stop, args.json)
 }
 
 /// Looks at the condition before anything is changed.
@@ -320,6 +350,7 @@ struct Work<'a> {
     measured: &'a Measured,
     learnt: &'a Learning,
     quiet: bool,
+    claims: Claims,
 }
 
 impl Work<'_> {
@@ -354,6 +385,8 @@ impl Work<'_> {
             instruments: &self.measured.instruments,
             progress,
             stop: self.stop,
+            watcher: (self.claims != Claims::Ordinary).then_some(&Word::say),
+            one_by_one: self.claims == Claims::Alone,
         };
         let _ticker = Ticker::start(Arc::clone(progress), plan.waiting, plan.config.threads, self.quiet);
         match loaded {

@@ -45,6 +45,11 @@ pub(super) fn start(verbose: u8, quiet: bool) {
     std::panic::set_hook(Box::new(panicked));
 }
 
+/// Talk is left out from now on.
+pub(crate) fn hush() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
 /// Tells of the lines that were left out.
 pub(super) fn end() {
     for text in bursts(Bursts::rest) {

@@ -4,6 +4,7 @@ use rusqlite::{Transaction, named_params, params};
 
 use super::{Db, path_to_sql};
 use crate::error::Error;
+use crate::fault;
 use crate::row::{NewRow, State};
 
 /// What `add` did with the rows it was given.
@@ -90,6 +91,7 @@ impl Db {
         }
         bulk.finish(&tx, first)?;
         tx.commit()?;
+        fault::point("add.stored");
         *added = now;
         chunk.clear();
         Ok(())

@@ -3,8 +3,10 @@
 use rusqlite::params;
 use rusqlite::types::Value;
 
+use super::suspects::Claims;
 use super::{Db, SqlPath};
 use crate::error::Error;
+use crate::fault;
 use crate::geometry::{BoxPx, Scale};
 use crate::row::{Claim, FileStamp, ImageId, Region, Stage, Token};
 
@@ -34,16 +36,18 @@ impl Tokens {
 /// One statement takes the page, so that two workers never take the same row. The attempt is counted here,
 /// durably, before any byte of the file is looked at. A run that was taken for dead claims nothing more.
 ///
-/// `?3` is the id before the page; or a JSON list of the ids that may be taken, where the run is restricted.
-fn claim_sql(stage: Stage, restricted: bool) -> String {
+/// `?3` is the id before the page; or a JSON list of the ids that may be taken, where they are `listed`. Suspects are
+/// taken from a list only.
+fn claim_sql(stage: Stage, listed: bool, suspects_too: bool) -> String {
     let (state, attempts) = match stage {
         Stage::Detect => ("detect_state", "detect_attempts"),
         Stage::Embed => ("embed_state", "embed_attempts"),
     };
-    let page = if restricted { "id IN (SELECT value FROM json_each(?3))" } else { "id > ?3" };
+    let page = if listed { "id IN (SELECT value FROM json_each(?3))" } else { "id > ?3" };
+    let others = if suspects_too { "" } else { "AND id NOT IN (SELECT image_id FROM suspects)" };
     format!(
         "UPDATE images SET {state} = 'running', run_id = ?1, token = ?2, {attempts} = {attempts} + 1
-         WHERE id IN (SELECT id FROM images WHERE {state} = 'pending' AND {state} <> 'done' AND {page} ORDER BY id LIMIT ?4)
+         WHERE id IN (SELECT id FROM images WHERE {state} = 'pending' AND {state} <> 'done' AND {page} {others} ORDER BY id LIMIT ?4)
            AND EXISTS (SELECT 1 FROM runs WHERE id = ?1 AND ended_at IS NULL)
          RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state, decode_denominator"
     )
@@ -62,6 +66,9 @@ impl Db {
         after: i64,
         rows: usize,
     ) -> Result<Vec<Claim>, Error> {
+        if self.claims != Claims::Ordinary {
+            return self.claim_suspects(tokens, stage, rows);
+        }
         let mut after = after;
         loop {
             let page = match &self.scope {
@@ -81,10 +88,21 @@ impl Db {
         }
     }
 
+    /// The cursor does not matter: a suspect that has ended is none any more.
+    fn claim_suspects(&mut self, tokens: &mut Tokens, stage: Stage, rows: usize) -> Result<Vec<Claim>, Error> {
+        let alone = self.claims == Claims::Alone;
+        let ids: Vec<i64> = self.suspects()?.iter().filter(|s| s.alone == alone).map(|s| s.id.0).collect();
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.claim(tokens, stage, &Value::Text(serde_json::json!(ids).to_string()), rows)
+    }
+
     fn claim(&mut self, tokens: &mut Tokens, stage: Stage, page: &Value, rows: usize) -> Result<Vec<Claim>, Error> {
         let token = tokens.next();
         let run = tokens.run;
-        let sql = claim_sql(stage, self.scope.is_some());
+        let suspects_too = self.claims != Claims::Ordinary;
+        let sql = claim_sql(stage, self.scope.is_some() || suspects_too, suspects_too);
         let tx = self.write()?;
         let mut claims: Vec<(Claim, bool)> = {
             let mut statement = tx.prepare_cached(&sql)?;
@@ -112,6 +130,7 @@ impl Db {
             }
         }
         tx.commit()?;
+        fault::point("read.claimed");
         let mut claims: Vec<Claim> = claims.into_iter().map(|(claim, _)| claim).collect();
         // RETURNING promises no order.
         claims.sort_by_key(|c| c.id);
@@ -134,6 +153,7 @@ impl Db {
             released += tx.execute(sql, [run.0])?;
         }
         tx.commit()?;
+        fault::point("release.released");
         Ok(released)
     }
 }

@@ -10,6 +10,7 @@ use super::due::{InForce, RecipeId};
 use super::{Db, now};
 use crate::candidate::Vocabulary;
 use crate::error::Error;
+use crate::fault;
 use crate::geometry::BoxPx;
 use crate::row::{FileStamp, Finished, ImageFacts, ImageId, Outcome, Raw, Region, RowError, Stage, State};
 
@@ -46,7 +47,9 @@ impl Db {
         for finished in batch {
             store(&tx, finished, in_force, &mut vocabularies, &mut committed)?;
         }
+        fault::point("commit.stored");
         tx.commit()?;
+        fault::point("commit.committed");
         Ok(committed)
     }
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::Db;
 use crate::config::Stale;
 use crate::error::Error;
+use crate::fault;
 use crate::row::State;
 
 /// Rows looked at in one chunk of a sweep. Larger chunks hold the write lock longer.
@@ -183,6 +184,7 @@ impl Db {
             }
         }
         tx.commit()?;
+        fault::point("settle.chunk");
         Ok(last)
     }
 }

@@ -15,6 +15,7 @@ pub mod retry;
 pub mod runs;
 mod scope;
 pub mod select;
+pub mod suspects;
 
 pub use open::Db;
 

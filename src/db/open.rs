@@ -11,6 +11,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavio
 use super::path_to_sql;
 use super::runs::first_live_run;
 use super::scope::Scope;
+use super::suspects::Claims;
 use crate::error::Error;
 use crate::printable;
 
@@ -18,10 +19,11 @@ use crate::printable;
 const APPLICATION_ID: i32 = 0x6372_6f70;
 
 /// Append-only. The number of a migration is its place, from 1; it is stored in `user_version`.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("../../migrations/0001_initial.sql"),
     include_str!("../../migrations/0002_candidates.sql"),
     include_str!("../../migrations/0003_measurements.sql"),
+    include_str!("../../migrations/0004_suspects.sql"),
 ];
 
 /// How long a statement waits for another writer before it fails.
@@ -53,6 +55,7 @@ pub struct Db {
     path: PathBuf,
     /// Which images this process works on; all where there is none.
     pub(super) scope: Option<Scope>,
+    pub(super) claims: Claims,
 }
 
 impl Db {
@@ -95,7 +98,7 @@ impl Db {
                 "made by an older croprow; `croprow run` or `croprow add` brings it up to date",
             ));
         }
-        Ok(Self { conn, path: path.to_owned(), scope: None })
+        Ok(Self { conn, path: path.to_owned(), scope: None, claims: Claims::default() })
     }
 
     /// The file.
@@ -159,7 +162,7 @@ impl Db {
         conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         conn.set_prepared_statement_cache_capacity(64);
         migrate(&mut conn, path)?;
-        Ok(Self { conn, path: path.to_owned(), scope: None })
+        Ok(Self { conn, path: path.to_owned(), scope: None, claims: Claims::default() })
     }
 
     /// A write transaction. `BEGIN IMMEDIATE`: one that begins by reading cannot be upgraded when somebody

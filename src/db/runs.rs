@@ -5,8 +5,9 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::claim::RunId;
 use super::due::{InForce, RecipeId};
 use super::recipes::{StoredRecipe, put_in_force};
-use super::{Db, now};
+use super::{Db, now, suspects};
 use crate::error::Error;
+use crate::fault;
 use crate::printable;
 
 /// A worker on another host is taken for dead when it has not been heard of for this long.
@@ -40,10 +41,14 @@ impl ProcessId {
         }
     }
 
+    /// The boot, without the namespace.
+    fn boot(&self) -> Option<&str> {
+        self.boot_id.split(' ').next()
+    }
+
     /// Whether that process is gone, as far as can be told from here: at once on the same host.
     fn is_dead(&self, own: &Self, silent_s: f64) -> bool {
-        let boot = |id: &Self| id.boot_id.split(' ').next().map(str::to_owned);
-        if self.host != own.host || (boot(self) == boot(own) && self.boot_id != own.boot_id) {
+        if self.host != own.host || (self.boot() == own.boot() && self.boot_id != own.boot_id) {
             // Another machine or another container: its pids say nothing here.
             return silent_s > LEASE_S;
         }
@@ -185,6 +190,7 @@ impl Db {
         )?;
         let id = RunId(tx.last_insert_rowid());
         tx.commit()?;
+        fault::point("run.begun");
         Ok((id, in_force))
     }
 
@@ -237,7 +243,9 @@ impl Db {
                 step.queued
             ])?;
         }
-        Ok(tx.commit()?)
+        tx.commit()?;
+        fault::point("heartbeat.written");
+        Ok(())
     }
 
     /// Closes the run's row. `summary` is JSON.
@@ -262,7 +270,9 @@ impl Db {
             params![run.0, at, how, exit_code, done, failed, summary],
         )?;
         thin_out(&tx, run, SAMPLES_KEPT)?;
-        Ok(tx.commit()?)
+        tx.commit()?;
+        fault::point("run.ended");
+        Ok(())
     }
 
     /// Closes the rows of runs whose process is gone and gives their images back, and those that an ended run
@@ -274,10 +284,16 @@ impl Db {
         let own = ProcessId::own();
         let at = now();
         let mut gone: Vec<RunId> = holders_that_ended(&self.conn)?;
-        gone.extend(open_runs(&self.conn)?.iter().filter(|(open, _)| open.is_dead(&own, at)).map(|(open, _)| open.run));
+        for (open, _) in open_runs(&self.conn)?.iter().filter(|(open, _)| open.is_dead(&own, at)) {
+            let machine_went_down = open.process.host == own.host && open.process.boot() != own.boot();
+            suspects::remember(&self.conn, open.run, machine_went_down)?;
+            fault::point("rescue.remembered");
+            gone.push(open.run);
+        }
         let mut rescued = Vec::new();
         for run in gone {
             let images = self.release(run)?;
+            fault::point("rescue.released");
             let tx = self.write()?;
             tx.execute(
                 "UPDATE runs SET ended_at = heartbeat_at, ended_how = 'died' WHERE id = ?1 AND ended_at IS NULL",

@@ -167,6 +167,13 @@ impl Scope {
         Ok(found)
     }
 
+    /// Those of `ids` that the condition holds for.
+    pub(super) fn among(&self, ids: Vec<i64>) -> Result<Vec<i64>, Error> {
+        let sql =
+            format!("SELECT id FROM images WHERE id IN (SELECT value FROM json_each(?1)) AND (\n{}\n)", self.condition);
+        self.rows(&sql, [serde_json::json!(ids).to_string()], |r| r.get(0))
+    }
+
     /// What `each` makes of the images of the condition, `columns` being the select list and `more` what follows it.
     /// Groups are those of parts of the images: one may come several times.
     pub(super) fn over_all<T>(

@@ -9,6 +9,7 @@ use super::cores::Cores;
 use super::progress::{Progress, Step, Wait};
 use super::tune::Tuner;
 use crate::error::Error;
+use crate::fault;
 use crate::geometry::Size;
 use crate::model::{Loaded, ModelError};
 use crate::row::{RowCode, RowError};
@@ -132,6 +133,10 @@ impl<'a> Calls<'a> {
         let began = Instant::now();
         let called = self.progress.timed(self.step, || attempt.call(range));
         drop(cores);
+        fault::point(match self.step {
+            Step::Detect => "detect.called",
+            _ => "embed.called",
+        });
         let learnt = match &called {
             Ok(_) => self.tuner().worked(shape, images, began.elapsed()),
             Err(ModelError::OutOfMemory(_)) => self.tuner().refused(shape, images),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
+use super::apart::Word;
 use super::budget::Budget;
 use super::measure::{line, resident_bytes, step_sample};
 use super::progress::{Progress, Rates, Snapshot, Step, Wait};
@@ -81,6 +82,7 @@ fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
     Progress::add(&progress.detected, committed.detected);
     Progress::add(&progress.embedded, committed.embedded);
     Progress::add(&progress.dropped, committed.dropped);
+    batch.iter().for_each(|finished| job.tell(Word::Ended(finished.id)));
     // Last: `read` takes it as the sign that nothing is in flight.
     Progress::add(&progress.ended, batch.len() as u64);
     if committed.dropped > 0 {

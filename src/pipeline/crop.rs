@@ -14,6 +14,7 @@ use super::stop::AbortOnPanic;
 use super::{Job, Shapes};
 use crate::candidate::{Candidate, Kept};
 use crate::error::Error;
+use crate::fault;
 use crate::geometry::{BoxPx, Placement, Scale, Size};
 use crate::model;
 use crate::model::boxes::regions_of;
@@ -173,6 +174,7 @@ fn cut_all(
             }
         }
     }
+    fault::point("crop.cut");
     held.came_to(Stage::Embed);
 }
 

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use crate::error::Error;
+use crate::fault;
 use crate::pixels::picture::Picture;
 use crate::pixels::tensor::encode_crop_jpeg;
 use crate::printable;
@@ -89,6 +90,7 @@ fn write_durably(folder: &Path, shard: &str, name: &str, bytes: &[u8]) -> io::Re
         let mut file = File::from(openat(&shard, &unfinished, flags, FILE_MODE)?);
         file.write_all(bytes)?;
         file.sync_all()?;
+        fault::point("crop.file_written");
         match statat(&shard, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(there) if FileType::from_raw_mode(there.st_mode) != FileType::RegularFile => {
                 return Err(io::Error::other("something that is no regular file has its name"));
@@ -97,7 +99,9 @@ fn write_durably(folder: &Path, shard: &str, name: &str, bytes: &[u8]) -> io::Re
             Err(e) => return Err(e.into()),
         }
         renameat(&shard, &unfinished, &shard, name)?;
-        Ok(fsync(&shard)?)
+        fsync(&shard)?;
+        fault::point("crop.file_named");
+        Ok(())
     })();
     if written.is_err() {
         let _ = unlinkat(&shard, &unfinished, AtFlags::empty());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, bounded, never, select};
 
+use super::apart::Word;
 use super::budget::{Budget, Reservation};
 use super::message::{Decoded, Image, Located, Origin, failed, finished};
 use super::progress::{Step, Wait};
@@ -11,6 +12,7 @@ use super::scale::by_scale;
 use super::stop::AbortOnPanic;
 use super::{Job, Shapes};
 use crate::error::Error;
+use crate::fault;
 use crate::geometry::{BoxPx, Scale};
 use crate::pixels::decode::{Upright, decode};
 use crate::pixels::header::{Probed, probe_below};
@@ -67,6 +69,8 @@ pub(super) fn run(
                     // Not begun yet where a stop was asked for: it is given back.
                     if !job.stop.is_asked() && !decoding.has_nothing_to_do(&claim) {
                         ahead += 1;
+                        job.tell(Word::Begins(claim.id));
+                        fault::point("decode.begun");
                         let probed_tx = probed_tx.clone();
                         scope.spawn(move |_| {
                             let _abort = AbortOnPanic(job.stop);
@@ -206,6 +210,8 @@ impl<'a> Decoding<'a> {
             Err(error) => return self.fail(&claim, error),
         };
         self.job.progress.decoded(scale);
+        fault::poison(&claim.path);
+        fault::point("decode.done");
         if claim.regions.is_some() && claim.seen.is_some_and(|seen| seen != facts.stamp) {
             return self.end(finished(&claim, None, Outcome::FileChanged));
         }

@@ -1,6 +1,7 @@
 //! The flow on one page: [`run`] makes the channels, spawns one named thread per stage, joins them in order
 //! and returns a summary. A stage knows `message` and its own work, never another stage.
 
+pub mod apart;
 mod assemble;
 mod batch;
 mod budget;
@@ -38,6 +39,7 @@ use crate::model::{Loaded, Models, Terminator};
 use crate::pixels::decode::FILE_BYTES_KEPT;
 use crate::recipe::ImageInput;
 use crate::row::Stage;
+use apart::Word;
 use assemble::Assembly;
 use budget::Budget;
 use calls::Calls;
@@ -90,6 +92,18 @@ pub struct Job<'a> {
     pub progress: &'a Progress,
     /// Soft and hard stops.
     pub stop: &'a Stop,
+    /// Hears which row is begun with and which has ended, where a parent wants to know.
+    pub watcher: Option<&'a (dyn Fn(Word) + Sync)>,
+    /// One row after the other.
+    pub one_by_one: bool,
+}
+
+impl Job<'_> {
+    fn tell(&self, word: Word) {
+        if let Some(watcher) = self.watcher {
+            watcher(word);
+        }
+    }
 }
 
 /// What the models want, for the stages that prepare their inputs.

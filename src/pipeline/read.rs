@@ -33,6 +33,7 @@ pub(super) fn run(job: &Job<'_>, claimed: &Sender<Claim>) -> Result<(), Error> {
         settled_to: Some(0),
         cursors: [0; 2],
         left: job.config.limit.unwrap_or(u64::MAX),
+        page_rows: if job.one_by_one { 1 } else { PAGE_ROWS },
     };
     while !job.stop.is_asked() && reader.left > 0 {
         let page = job.progress.timed(Step::Read, || reader.next_page())?;
@@ -47,6 +48,10 @@ pub(super) fn run(job: &Job<'_>, claimed: &Sender<Claim>) -> Result<(), Error> {
             if job.stop.is_asked() || !job.progress.send(Step::Read, Step::Decode, claimed, claim) {
                 return Ok(());
             }
+        }
+        while job.one_by_one && job.progress.in_flight() > 0 && !job.stop.is_asked() {
+            job.progress.draining.store(true, Ordering::Relaxed);
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
     Ok(())
@@ -64,6 +69,7 @@ struct Reader<'a> {
     /// The last id claimed, per stage. Rows that become pending behind it are found when it goes back to 0.
     cursors: [i64; 2],
     left: u64,
+    page_rows: usize,
 }
 
 impl Reader<'_> {
@@ -88,7 +94,7 @@ impl Reader<'_> {
     }
 
     fn page_of(&mut self, stage: Stage) -> Result<Vec<Claim>, Error> {
-        let rows = PAGE_ROWS.min(usize::try_from(self.left).unwrap_or(PAGE_ROWS));
+        let rows = self.page_rows.min(usize::try_from(self.left).unwrap_or(self.page_rows));
         let cursor = &mut self.cursors[stage as usize];
         let mut page = lock(self.db).claim_page(&mut self.tokens, stage, *cursor, rows)?;
         if page.is_empty() && *cursor > 0 {

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod points;
+mod poison;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -11,8 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use croprow::config::Stale;
+use croprow::db::suspects::Claims;
+use croprow::pipeline::apart;
 use support::dump::{assert_sound, dump, number};
-use support::fake::{Behaviour, Setup, database, run};
+use support::fake::{Behaviour, Setup, database, run, run_and_clear};
 use support::pictures;
 
 /// Names the database to a child.
@@ -20,25 +25,66 @@ const DATABASE: &str = "CROPROW_TEST_DATABASE";
 
 const IMAGES: u32 = 400;
 
+/// Tells a child which suspects are its own.
+const APART: &str = "CROPROW_TEST_APART";
+
+/// A folder whose pictures a child adds first.
+const PICTURES: &str = "CROPROW_TEST_PICTURES";
+
+/// With another detector, which finds the same.
+const OTHER: &str = "CROPROW_TEST_OTHER";
+
+/// Milliseconds that a call of a fake model takes.
+const CALL_MS: &str = "CROPROW_TEST_CALL_MS";
+
 /// Not a test: what the children run.
 #[test]
 #[ignore = "run by the other tests, as a child"]
 fn child_worker() {
     let Some(db) = std::env::var_os(DATABASE) else { return };
-    let behaviour = Behaviour { call: Duration::from_millis(4), ..Behaviour::default() };
-    let mut setup = Setup { behaviour, ..Setup::default() };
-    setup.config.crops = Some(Path::new(&db).with_extension("crops"));
-    run(Path::new(&db), &setup).unwrap();
+    let db = Path::new(&db);
+    let claims = match std::env::var(APART).as_deref() {
+        Ok("together") => Claims::Together,
+        Ok("alone") => Claims::Alone,
+        _ => Claims::Ordinary,
+    };
+    let call_ms = std::env::var(CALL_MS).map_or(4, |ms| ms.parse().unwrap());
+    let behaviour = Behaviour { call: Duration::from_millis(call_ms), ..Behaviour::default() };
+    let mut setup = Setup { behaviour, claims, ..Setup::default() };
+    setup.config.crops = Some(db.with_extension("crops"));
+    setup.stale = Stale::Redo;
+    if std::env::var_os(OTHER).is_some() {
+        setup.detector = Some("another detector");
+    }
+    if let Some(folder) = std::env::var_os(PICTURES) {
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|e| e == "png")).collect();
+        files.sort();
+        database(db, &files);
+    }
+    if claims != Claims::Ordinary {
+        apart::die_with_parent();
+        // The harness has begun a line.
+        println!();
+        run(db, &setup).unwrap();
+        return;
+    }
+    let mut apart = |claims| {
+        let word = if claims == Claims::Alone { "alone" } else { "together" };
+        worker(db).env(APART, word).stdout(Stdio::piped()).spawn()
+    };
+    run_and_clear(db, &setup, &mut apart).unwrap();
+}
+
+fn worker(db: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["child_worker", "--exact", "--ignored", "--nocapture", "--test-threads", "1"]);
+    command.env(DATABASE, db).stdout(Stdio::null()).stderr(Stdio::null());
+    command
 }
 
 fn start(db: &Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["child_worker", "--exact", "--ignored", "--nocapture"])
-        .env(DATABASE, db)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap()
+    worker(db).spawn().unwrap()
 }
 
 /// A database of the same pictures, in the same folder.

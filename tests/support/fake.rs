@@ -13,10 +13,12 @@ use croprow::config::{
 use croprow::db::Db;
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::runs::NewRun;
+use croprow::db::suspects::Claims;
 use croprow::error::Error;
 use croprow::geometry::{BoxPx, Size};
 use croprow::model::device::EffectiveDevice;
 use croprow::model::{Asked, Detector, Embedder, Found, Loaded, ModelError, Models, Terminator};
+use croprow::pipeline::apart::{self, Word};
 use croprow::pipeline::cores::Cores;
 use croprow::pipeline::learn::{BatchOwner, Learning};
 use croprow::pipeline::measure::Instruments;
@@ -218,6 +220,8 @@ pub struct Setup {
     pub cores: usize,
     /// Sessions of the embedder.
     pub sessions: usize,
+    /// Which rows it claims.
+    pub claims: Claims,
 }
 
 impl Default for Setup {
@@ -248,6 +252,7 @@ impl Default for Setup {
             },
             cores: 2,
             sessions: 2,
+            claims: Claims::Ordinary,
         }
     }
 }
@@ -261,6 +266,7 @@ pub fn run(db: &Path, setup: &Setup) -> Result<Summary, Error> {
 pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error> {
     let mut db = Db::open(db)?;
     db.rescue_dead_runs()?;
+    db.claim_only(setup.claims);
     let recipe = |name: &'static str| StoredRecipe { body: name, model_digest: name, model_path: Path::new(name) };
     let (detect, embed) = (setup.detector.map(recipe), setup.embedder.map(recipe));
     let new = NewRun { device: "cpu", device_note: None, runtime: "fake", settings: "{}", detect, embed };
@@ -311,6 +317,8 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
         instruments: &instruments,
         progress: &progress,
         stop,
+        watcher: (setup.claims != Claims::Ordinary).then_some(&Word::say),
+        one_by_one: setup.claims == Claims::Alone,
     };
     let result = if config.staged {
         run_staged(&job, &mut |stage| Ok(load(&[stage])), &|| {}, &|_| {})
@@ -323,7 +331,27 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
     result
 }
 
-/// A new database with these files as its rows.
+/// As `croprow run` does: suspects first, in processes that `start` starts, until there are none.
+pub fn run_and_clear(
+    db: &Path,
+    setup: &Setup,
+    start: &mut dyn FnMut(Claims) -> std::io::Result<std::process::Child>,
+) -> Result<(), Error> {
+    loop {
+        let mut suspects = Db::open(db)?;
+        suspects.rescue_dead_runs()?;
+        if let Some(code) = apart::clear(&mut suspects, start, &|_| {})? {
+            return Err(Error::System(format!("a child ended with {code}")));
+        }
+        drop(suspects);
+        run(db, setup)?;
+        if Db::open(db)?.suspects()?.is_empty() {
+            return Ok(());
+        }
+    }
+}
+
+/// A database with these files as its rows; one that is there gets those it lacks.
 pub fn database(db: &Path, files: &[std::path::PathBuf]) {
     let mut db = Db::open_or_create(db).unwrap();
     let (result, _) = db.add(|sink| {

@@ -1,0 +1,51 @@
+//! A child process for suspects: the same command, told by its environment to work on them and to say how it goes.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use croprow::db::Db;
+use croprow::db::suspects::Claims;
+use croprow::error::Error;
+use croprow::pipeline::apart;
+
+use super::{say, signals};
+
+/// Tells a child which suspects are its own.
+const APART: &str = "CROPROW_APART";
+
+const TOGETHER: &str = "together";
+const ALONE: &str = "alone";
+
+/// What this process claims; not ordinary rows where it is such a child.
+pub(super) fn claims() -> Claims {
+    let claims = match std::env::var(APART).as_deref() {
+        Ok(TOGETHER) => Claims::Together,
+        Ok(ALONE) => Claims::Alone,
+        _ => return Claims::Ordinary,
+    };
+    apart::die_with_parent();
+    claims
+}
+
+/// Works on all suspects in child processes. Returns an exit code that one of them ended with, where it holds for this
+/// process too.
+///
+/// # Errors
+/// Those of [`apart::clear`].
+pub(super) fn clear(db: &mut Db) -> Result<Option<u8>, Error> {
+    let result = apart::clear(db, &mut start, &say);
+    signals::pass_on_to(None)?;
+    result
+}
+
+fn start(claims: Claims) -> io::Result<Child> {
+    let word = if claims == Claims::Alone { ALONE } else { TOGETHER };
+    // The file itself: it may have been replaced meanwhile.
+    let mut command = Command::new("/proc/self/exe");
+    command.args(std::env::args_os().skip(1)).env(APART, word);
+    // A group of its own: a terminal's signals reach it through its parent only, each once.
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn()?;
+    signals::pass_on_to(Some(child.id())).map_err(io::Error::other)?;
+    Ok(child)
+}

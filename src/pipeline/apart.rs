@@ -1,0 +1,209 @@
+//! Suspects: rows that were in the hands of a worker when it died. They are worked on apart, by a child process that says
+//! which row it begins with and which has ended, so that its living parent knows what it died of.
+//!
+//! First all together, at full speed: after a power cut or `kill -9` every one of them is innocent. If the child dies, the rows
+//! in its hands go one by one. A row with which three children died alone is quarantined.
+
+use std::collections::BTreeSet;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+use crate::db::Db;
+use crate::db::suspects::{Claims, Suspect};
+use crate::error::Error;
+use crate::printable;
+use crate::row::ImageId;
+
+/// Children that die with one row alone in their hands before it is set aside: memory may have been short once.
+const DEATHS_MOST: u32 = 3;
+
+/// Children that end without an error and without having done a row, before this ends too.
+const FRUITLESS_MOST: u32 = 3;
+
+/// Suspects that are named in a message; the table `suspects` has all.
+const NAMED_MOST: usize = 5;
+
+const SIGHUP: i32 = 1;
+const SIGINT: i32 = 2;
+const SIGTERM: i32 = 15;
+
+/// What a worker tells its parent about a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// It is about to be looked at.
+    Begins(ImageId),
+    /// Its outcome is stored.
+    Ended(ImageId),
+}
+
+impl Word {
+    /// Says it to the parent. One that has left does not hear it.
+    pub fn say(self) {
+        let line = match self {
+            Self::Begins(id) => format!("begins {id}\n"),
+            Self::Ended(id) => format!("ended {id}\n"),
+        };
+        let mut out = io::stdout().lock();
+        let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        let (word, id) = line.split_once(' ')?;
+        let id = ImageId(id.parse().ok()?);
+        match word {
+            "begins" => Some(Self::Begins(id)),
+            "ended" => Some(Self::Ended(id)),
+            _ => None,
+        }
+    }
+}
+
+/// For a child: a parent that is killed must not leave a worker behind. Its parent is the thread that started it.
+pub fn die_with_parent() {
+    if let Err(e) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        log::warn!("this process may outlive its parent: {e}");
+    }
+}
+
+/// How a child ended.
+struct End {
+    status: ExitStatus,
+    /// Rows it had begun with and not ended.
+    in_its_hands: Vec<ImageId>,
+    /// Rows it ended.
+    ended: usize,
+}
+
+/// Works on all suspects in child processes, until there are none. `start` starts one that claims as told, with its
+/// standard output piped; `tell` gets lines for the user. Returns an exit code where a child ended with one that holds
+/// for this process too.
+///
+/// # Errors
+/// A child cannot be started, or dies before it has begun with a row. Those of the database.
+pub fn clear(
+    db: &mut Db,
+    start: &mut dyn FnMut(Claims) -> io::Result<Child>,
+    tell: &dyn Fn(&str),
+) -> Result<Option<u8>, Error> {
+    let mut fruitless = 0;
+    let mut suspects = db.suspects()?;
+    if !suspects.is_empty() {
+        tell(&announce(&suspects));
+    }
+    while !suspects.is_empty() {
+        let claims = if suspects.iter().all(|suspect| suspect.alone) { Claims::Alone } else { Claims::Together };
+        let end = start(claims)
+            .and_then(watch)
+            .map_err(|e| Error::System(format!("cannot start a process for suspects: {e}")))?;
+        db.rescue_dead_runs()?;
+        match (end.status.code(), end.status.signal()) {
+            (Some(0 | 2), _) => {
+                fruitless = if end.ended == 0 { fruitless + 1 } else { 0 };
+                if fruitless == FRUITLESS_MOST {
+                    return Err(Error::System(format!("{} suspects cannot be worked on", suspects.len())));
+                }
+            }
+            (Some(code), _) => return Ok(Some(u8::try_from(code).unwrap_or(3))),
+            (None, Some(signal @ (SIGHUP | SIGINT | SIGTERM))) => {
+                return Ok(Some(if signal == SIGINT { 130 } else { 143 }));
+            }
+            (None, signal) => died(db, claims, &suspects, &end.in_its_hands, signal.unwrap_or_default(), tell)?,
+        }
+        suspects = db.suspects()?;
+    }
+    Ok(None)
+}
+
+fn announce(suspects: &[Suspect]) -> String {
+    let named: Vec<String> = suspects.iter().take(NAMED_MOST).map(|s| printable::path(&s.path)).collect();
+    let more = if suspects.len() > NAMED_MOST { ", ..." } else { "" };
+    format!(
+        "{} images were in the hands of a worker when it died; a process of its own works on them first, as one of them may \
+         have killed it: {}{more}",
+        suspects.len(),
+        named.join(", ")
+    )
+}
+
+/// What follows from the death of a child.
+fn died(
+    db: &mut Db,
+    claims: Claims,
+    suspects: &[Suspect],
+    in_its_hands: &[ImageId],
+    signal: i32,
+    tell: &dyn Fn(&str),
+) -> Result<(), Error> {
+    let name = |id: &ImageId| {
+        suspects.iter().find(|s| s.id == *id).map_or_else(|| format!("image {id}"), |s| printable::path(&s.path))
+    };
+    match (claims, in_its_hands) {
+        (_, []) => {
+            return Err(Error::StartUp(format!(
+                "a process for suspects died by signal {signal} before it began with one: the models, the runtime library or \
+                 memory are at fault, not the images"
+            )));
+        }
+        (Claims::Alone, [id]) => {
+            let deaths = db.count_death(*id)?;
+            tell(&format!(
+                "{}: a process died by signal {signal} with this image alone in its hands ({deaths} of {DEATHS_MOST})",
+                name(id)
+            ));
+            if deaths >= DEATHS_MOST {
+                let message = format!(
+                    "{deaths} processes died with this image alone in their hands, the last by signal {signal}"
+                );
+                db.quarantine(*id, &message)?;
+                tell(&format!(
+                    "{}: set aside as killed_worker; `croprow retry --code killed_worker` brings it back",
+                    name(id)
+                ));
+            }
+        }
+        (_, several) => {
+            tell(&format!(
+                "a process died by signal {signal} with {} images in its hands; they go one by one",
+                several.len()
+            ));
+            db.suspect_alone(several)?;
+        }
+    }
+    Ok(())
+}
+
+/// Listens to a child until it is gone.
+fn watch(mut child: Child) -> io::Result<End> {
+    let mut hands = BTreeSet::new();
+    let mut ended = 0;
+    if let Some(out) = child.stdout.take() {
+        for line in BufReader::new(out).lines() {
+            match line.ok().as_deref().and_then(Word::parse) {
+                Some(Word::Begins(id)) => {
+                    hands.insert(id);
+                }
+                Some(Word::Ended(id)) => {
+                    hands.remove(&id);
+                    ended += 1;
+                }
+                None => {}
+            }
+        }
+    }
+    Ok(End { status: child.wait()?, in_its_hands: hands.into_iter().collect(), ended })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_understood_and_nothing_else_is() {
+        assert_eq!(Word::parse("begins 12"), Some(Word::Begins(ImageId(12))));
+        assert_eq!(Word::parse("ended -3"), Some(Word::Ended(ImageId(-3))));
+        assert_eq!((Word::parse("ended"), Word::parse("ends 1"), Word::parse("begins x")), (None, None, None));
+    }
+}

@@ -1,0 +1,81 @@
+//! Rows that may have killed a worker, through the program: named, worked on by a child process, set aside at last.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::cli::{call, croprow, expect};
+use crate::support::dump::{assert_sound, number};
+use crate::support::picture;
+
+const EMBEDDER: &str = "tests/data/models/tiny-tokens";
+
+const SIGABRT: i32 = 6;
+const SIGINT: i32 = 2;
+
+/// A database of so many pictures, one of them called `poison.png`, and a run that died over it.
+fn died(folder: &Path, pictures: u32) -> PathBuf {
+    let (db, photos) = (folder.join("photos.db"), folder.join("photos"));
+    fs::create_dir(&photos).unwrap();
+    for i in 1..pictures {
+        picture(i, 64, 48).save(photos.join(format!("{i:03}.png"))).unwrap();
+    }
+    picture(0, 64, 48).save(photos.join("poison.png")).unwrap();
+    expect(&call(&["add", db.to_str().unwrap(), photos.to_str().unwrap()]), 0);
+    let first =
+        run(&db).args(["--embedder", EMBEDDER, "--device", "cpu"]).env("CROPROW_POISON", "poison").output().unwrap();
+    assert_eq!(first.status.signal(), Some(SIGABRT), "{}", String::from_utf8_lossy(&first.stderr));
+    db
+}
+
+fn run(db: &Path) -> Command {
+    let mut command = croprow();
+    command.arg("run").arg(db);
+    command
+}
+
+#[test]
+fn a_photo_that_kills_the_program_is_named_and_set_aside_and_can_be_brought_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = died(folder.path(), 60);
+    let second = run(&db).env("CROPROW_POISON", "poison").output().unwrap();
+    let said = expect(&second, 2);
+    assert!(said.contains("were in the hands of a worker when it died"), "{said}");
+    assert!(said.contains("poison.png: set aside as killed_worker"), "{said}");
+    assert_eq!(number(&db, "SELECT count(*) FROM images WHERE embed_state = 'done'"), 59);
+    assert_eq!(number(&db, "SELECT count(*) FROM failures WHERE code = 'killed_worker'"), 1);
+    assert_sound(&db);
+    expect(&call(&["retry", db.to_str().unwrap(), "--code", "killed_worker"]), 0);
+    expect(&run(&db).output().unwrap(), 0);
+    assert_eq!(number(&db, "SELECT count(*) FROM images WHERE embed_state = 'done'"), 60);
+}
+
+#[test]
+fn rows_that_were_in_flight_at_a_kill_are_done_by_the_next_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = died(folder.path(), 40);
+    let said = expect(&run(&db).output().unwrap(), 0);
+    assert!(said.contains("a process of its own works on them first"), "{said}");
+    assert_eq!(number(&db, "SELECT count(*) FROM images WHERE embed_state = 'done'"), 40);
+    assert_eq!(number(&db, "SELECT count(*) FROM suspects"), 0);
+}
+
+#[test]
+fn a_signal_ends_the_child_that_works_on_suspects_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = died(folder.path(), 40);
+    let mut parent = run(&db).stderr(Stdio::piped()).spawn().unwrap();
+    let said = BufReader::new(parent.stderr.take().unwrap());
+    let mut lines = said.lines().map(|line| line.unwrap());
+    assert!(lines.any(|line| line.contains("a process of its own works on them first")));
+    // The child loads its model now, or is at work; it has to hear of the signal in either case.
+    assert!(Command::new("kill").args(["-INT", &parent.id().to_string()]).status().unwrap().success());
+    lines.for_each(drop);
+    let ended = parent.wait().unwrap();
+    assert!(ended.code() == Some(130) || ended.signal() == Some(SIGINT) || ended.code() == Some(0), "{ended}");
+    assert_eq!(number(&db, "SELECT count(*) FROM images WHERE embed_state = 'quarantined'"), 0);
+    assert_eq!(number(&db, "SELECT coalesce(sum(deaths), 0) FROM suspects"), 0);
+    assert_sound(&db);
+}
