@@ -20,7 +20,7 @@ pub const POINTS: [&str; 18] = [
     "release.released",
     "run.ended",
     "rescue.remembered",
-    "rescue.released",
+    "rescue.closed",
 ];
 
 /// `NAME`, or `NAME@N` for the Nth time that the process comes by.

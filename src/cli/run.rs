@@ -66,9 +66,7 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     loop {
         let mut db = Db::open(&args.db)?;
         restrict(&args, &mut db)?;
-        for (run, images) in db.rescue_dead_runs()? {
-            say(&format!("run {} ended without saying so; its {images} rows in flight are pending again", run.0));
-        }
+        rescue(&mut db)?;
         if !db.suspects()?.is_empty() {
             // What is wrong with the command line is told before a process is started.
             Plan::make(&args, &mut db)?;
@@ -84,6 +82,28 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         }
     }
 }
+
+/// Takes over from workers that are gone. One that is silent by the clock is given time for a heartbeat: the clock may
+/// have been set.
+fn rescue(db: &mut Db) -> Result<(), Error> {
+    let mut told = false;
+    loop {
+        for (run, images) in db.rescue_dead_runs()? {
+            say(&format!("run {} ended without saying so; its {images} rows in flight are pending again", run.0));
+        }
+        if !db.has_doubtful_runs()? {
+            return Ok(());
+        }
+        if !told {
+            say("another worker has not been heard of for long; waiting some seconds for a sign of it");
+            told = true;
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Between two looks whether a worker that was silent lives.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 fn work(args: &RunArgs, quiet: bool, claims: Claims) -> Result<u8, Error> {
     let mut db = Db::open(&args.db)?;

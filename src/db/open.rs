@@ -9,7 +9,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
 use super::path_to_sql;
-use super::runs::first_live_run;
+use super::rescue::{Heartbeats, LEASE, live_runs};
 use super::scope::Scope;
 use super::suspects::Claims;
 use crate::error::Error;
@@ -56,6 +56,8 @@ pub struct Db {
     /// Which images this process works on; all where there is none.
     pub(super) scope: Option<Scope>,
     pub(super) claims: Claims,
+    pub(super) lease: Duration,
+    pub(super) heartbeats: Heartbeats,
 }
 
 impl Db {
@@ -98,7 +100,14 @@ impl Db {
                 "made by an older croprow; `croprow run` or `croprow add` brings it up to date",
             ));
         }
-        Ok(Self { conn, path: path.to_owned(), scope: None, claims: Claims::default() })
+        Ok(Self {
+            conn,
+            path: path.to_owned(),
+            scope: None,
+            claims: Claims::default(),
+            lease: LEASE,
+            heartbeats: Heartbeats::default(),
+        })
     }
 
     /// The file.
@@ -162,7 +171,14 @@ impl Db {
         conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         conn.set_prepared_statement_cache_capacity(64);
         migrate(&mut conn, path)?;
-        Ok(Self { conn, path: path.to_owned(), scope: None, claims: Claims::default() })
+        Ok(Self {
+            conn,
+            path: path.to_owned(),
+            scope: None,
+            claims: Claims::default(),
+            lease: LEASE,
+            heartbeats: Heartbeats::default(),
+        })
     }
 
     /// A write transaction. `BEGIN IMMEDIATE`: one that begins by reading cannot be upgraded when somebody
@@ -301,7 +317,7 @@ fn switch_to_wal(conn: &Connection, path: &Path) -> Result<(), Error> {
 /// A database that is about to get another schema is kept as it was, beside itself; and nobody may be at work on
 /// it with the older program.
 fn keep_old(conn: &Connection, path: &Path, version: usize) -> Result<(), Error> {
-    if let Some(run) = first_live_run(conn)? {
+    if let Some(run) = live_runs(conn, LEASE)?.first().map(|live| live.run) {
         return Err(open_error(
             path,
             format!("run {} of an older croprow is at work on it; stop it first, this one changes the schema", run.0),

@@ -3,76 +3,16 @@
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::claim::RunId;
-use super::due::{InForce, RecipeId};
+use super::due::InForce;
+use super::process::ProcessId;
 use super::recipes::{StoredRecipe, put_in_force};
-use super::{Db, now, suspects};
+use super::rescue::live_runs;
+use super::{Db, now};
 use crate::error::Error;
 use crate::fault;
-use crate::printable;
-
-/// A worker on another host is taken for dead when it has not been heard of for this long.
-pub const LEASE_S: f64 = 300.0;
 
 /// Samples of a run that are kept; older ones are thinned out when it ends.
 const SAMPLES_KEPT: i64 = 100_000;
-
-/// A process, told apart from a later one with the same pid.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProcessId {
-    /// Host name.
-    pub host: String,
-    /// Changes with every boot; then the process-id namespace, in which pids mean something.
-    pub boot_id: String,
-    /// Process id.
-    pub pid: i64,
-    /// Start time in clock ticks since boot.
-    pub started: i64,
-}
-
-impl ProcessId {
-    /// This process.
-    pub fn own() -> Self {
-        let pid = i64::from(std::process::id());
-        Self {
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            boot_id: boot_and_namespace(),
-            pid,
-            started: start_ticks(pid).unwrap_or(0),
-        }
-    }
-
-    /// The boot, without the namespace.
-    fn boot(&self) -> Option<&str> {
-        self.boot_id.split(' ').next()
-    }
-
-    /// Whether that process is gone, as far as can be told from here: at once on the same host.
-    fn is_dead(&self, own: &Self, silent_s: f64) -> bool {
-        if self.host != own.host || (self.boot() == own.boot() && self.boot_id != own.boot_id) {
-            // Another machine or another container: its pids say nothing here.
-            return silent_s > LEASE_S;
-        }
-        self.boot_id != own.boot_id || start_ticks(self.pid) != Some(self.started)
-    }
-}
-
-fn boot_and_namespace() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    format!("{} {}", boot.trim(), printable::path(&namespace))
-}
-
-/// Field 22 of `/proc/PID/stat`. The command's name before it may hold spaces and brackets.
-fn start_ticks(pid: i64) -> Option<i64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = stat.rsplit_once(')')?;
-    // A zombie has ended; only its parent has not looked yet.
-    let mut fields = rest.split_ascii_whitespace();
-    if matches!(fields.next(), Some("Z" | "X")) {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
-}
 
 /// What a run says of itself at its start.
 #[derive(Clone, Debug)]
@@ -158,10 +98,10 @@ impl Db {
     /// A live worker works with other recipes; nothing was changed. Those of the database.
     pub fn begin_run(&mut self, run: &NewRun<'_>) -> Result<(RunId, InForce), Error> {
         let own = ProcessId::own();
-        let at = now();
+        let (at, lease) = (now(), self.lease);
         let tx = self.write()?;
         let in_force = put_in_force(&tx, run.detect, run.embed)?;
-        let other = open_runs(&tx)?.into_iter().any(|(open, recipes)| recipes != in_force && !open.is_dead(&own, at));
+        let other = live_runs(&tx, lease)?.into_iter().any(|live| live.recipes != in_force);
         if other {
             return Err(Error::Usage(
                 "another worker is at work on this database with other models or settings; stop it first, or start \
@@ -275,46 +215,6 @@ impl Db {
         Ok(())
     }
 
-    /// Closes the rows of runs whose process is gone and gives their images back, and those that an ended run
-    /// still holds (it could not release them). Returns the runs and how many images they held.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub fn rescue_dead_runs(&mut self) -> Result<Vec<(RunId, usize)>, Error> {
-        let own = ProcessId::own();
-        let at = now();
-        let mut gone: Vec<RunId> = holders_that_ended(&self.conn)?;
-        for (open, _) in open_runs(&self.conn)?.iter().filter(|(open, _)| open.is_dead(&own, at)) {
-            let machine_went_down = open.process.host == own.host && open.process.boot() != own.boot();
-            suspects::remember(&self.conn, open.run, machine_went_down)?;
-            fault::point("rescue.remembered");
-            gone.push(open.run);
-        }
-        let mut rescued = Vec::new();
-        for run in gone {
-            let images = self.release(run)?;
-            fault::point("rescue.released");
-            let tx = self.write()?;
-            tx.execute(
-                "UPDATE runs SET ended_at = heartbeat_at, ended_how = 'died' WHERE id = ?1 AND ended_at IS NULL",
-                [run.0],
-            )?;
-            tx.commit()?;
-            rescued.push((run, images));
-        }
-        Ok(rescued)
-    }
-
-    /// True for a run that has not ended and whose process is not known to be gone.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub fn run_is_alive(&self, run: RunId) -> Result<bool, Error> {
-        let own = ProcessId::own();
-        let at = now();
-        Ok(open_runs(&self.conn)?.iter().any(|(open, _)| open.run == run && !open.is_dead(&own, at)))
-    }
-
     /// Settings of the last run that began, as JSON.
     ///
     /// # Errors
@@ -338,51 +238,6 @@ fn thin_out(conn: &Connection, run: RunId, kept: i64) -> Result<(), Error> {
         conn.execute("DELETE FROM step_samples WHERE run_id = ?1 AND at < ?2", params![run.0, oldest])?;
     }
     Ok(())
-}
-
-/// A run that has not said that it ended.
-struct OpenRun {
-    run: RunId,
-    process: ProcessId,
-    heartbeat_at: f64,
-}
-
-impl OpenRun {
-    fn is_dead(&self, own: &ProcessId, at: f64) -> bool {
-        self.process.is_dead(own, at - self.heartbeat_at)
-    }
-}
-
-/// A run that has not ended and whose process is not known to be gone.
-pub(super) fn first_live_run(conn: &Connection) -> Result<Option<RunId>, Error> {
-    let own = ProcessId::own();
-    let at = now();
-    Ok(open_runs(conn)?.iter().find(|(open, _)| !open.is_dead(&own, at)).map(|(open, _)| open.run))
-}
-
-fn open_runs(conn: &Connection) -> Result<Vec<(OpenRun, InForce)>, Error> {
-    let mut statement = conn.prepare(
-        "SELECT id, host, boot_id, pid, pid_started, heartbeat_at, detect_recipe_id, embed_recipe_id
-         FROM runs WHERE ended_at IS NULL",
-    )?;
-    let rows = statement.query_map([], |r| {
-        let process = ProcessId { host: r.get(1)?, boot_id: r.get(2)?, pid: r.get(3)?, started: r.get(4)? };
-        let recipe = |i| r.get::<_, Option<i64>>(i).map(|id| id.map(RecipeId));
-        let recipes = InForce { detect: recipe(6)?, embed: recipe(7)? };
-        Ok((OpenRun { run: RunId(r.get(0)?), process, heartbeat_at: r.get(5)? }, recipes))
-    })?;
-    Ok(rows.collect::<Result<_, _>>()?)
-}
-
-/// Runs that ended and still hold rows. Looks at running rows only.
-fn holders_that_ended(conn: &Connection) -> Result<Vec<RunId>, Error> {
-    let mut statement = conn.prepare(
-        "SELECT id FROM runs WHERE ended_at IS NOT NULL AND id IN (
-             SELECT run_id FROM images WHERE detect_state = 'running' AND detect_state <> 'done'
-             UNION SELECT run_id FROM images WHERE embed_state = 'running' AND embed_state <> 'done')",
-    )?;
-    let rows = statement.query_map([], |r| r.get(0).map(RunId))?;
-    Ok(rows.collect::<Result<_, _>>()?)
 }
 
 #[cfg(test)]

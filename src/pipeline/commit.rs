@@ -28,6 +28,9 @@ const COMMIT_AT_END: Duration = Duration::from_millis(10);
 /// How often heartbeat and samples are written.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
+/// How often it is looked after workers that have died or gone silent.
+const RESCUE_EVERY: Duration = Duration::from_secs(5);
+
 /// The write-ahead log is worth a warning beyond this: somebody keeps a read transaction open.
 const WAL_WARN_BYTES: u64 = 1 << 30;
 
@@ -98,6 +101,7 @@ struct Pulse {
     before: Snapshot,
     rates: Rates,
     warned_of_wal: bool,
+    rescued: Instant,
 }
 
 impl Pulse {
@@ -105,7 +109,7 @@ impl Pulse {
         let now = Instant::now();
         let before = job.progress.snapshot(job.config.threads);
         let rates = Rates::new(job.progress, job.config.threads);
-        Self { began: now, last: now, before, rates, warned_of_wal: false }
+        Self { began: now, last: now, before, rates, warned_of_wal: false, rescued: now }
     }
 
     fn beat(&mut self, job: &Job<'_>, budget: &Budget) -> Result<(), Error> {
@@ -128,6 +132,11 @@ impl Pulse {
         self.before = now;
         job.instruments.write(&line(&sample, &steps, self.began.elapsed().as_secs_f64()));
         let mut db = lock(job.db);
+        if self.rescued.elapsed() >= RESCUE_EVERY {
+            self.rescued = self.last;
+            // What they had is pending, or suspect: `read` finds the one, who started this run the other.
+            db.rescue_dead_runs()?;
+        }
         db.heartbeat(job.run, &sample, &steps)?;
         job.learnt.keep(&mut db, &job.progress.take_learnt())?;
         let wal_bytes = db.wal_bytes();

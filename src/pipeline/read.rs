@@ -11,7 +11,7 @@ use super::stop::Stop;
 use super::{Job, lock};
 use crate::config::Stale;
 use crate::db::Db;
-use crate::db::claim::Tokens;
+use crate::db::claim::{RunId, Tokens};
 use crate::db::due::InForce;
 use crate::error::Error;
 use crate::row::{Claim, Stage};
@@ -21,6 +21,9 @@ const PAGE_ROWS: usize = 256;
 
 /// How long to wait for rows in flight before looking for pending ones again.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// How long to wait for rows in the hands of other workers before looking again.
+const LOOK_AT_OTHERS: Duration = Duration::from_millis(500);
 
 /// Hands claims to `decode` until nothing is pending, `limit` is reached or a stop is asked for.
 pub(super) fn run(job: &Job<'_>, claimed: &Sender<Claim>) -> Result<(), Error> {
@@ -34,6 +37,9 @@ pub(super) fn run(job: &Job<'_>, claimed: &Sender<Claim>) -> Result<(), Error> {
         cursors: [0; 2],
         left: job.config.limit.unwrap_or(u64::MAX),
         page_rows: if job.one_by_one { 1 } else { PAGE_ROWS },
+        run: job.run,
+        own_rows_only: job.watcher.is_some(),
+        told: Vec::new(),
     };
     while !job.stop.is_asked() && reader.left > 0 {
         let page = job.progress.timed(Step::Read, || reader.next_page())?;
@@ -70,6 +76,11 @@ struct Reader<'a> {
     cursors: [i64; 2],
     left: u64,
     page_rows: usize,
+    run: RunId,
+    /// Somebody waits for this process to end, and looks after others' rows.
+    own_rows_only: bool,
+    /// Runs that it was said to be waiting for.
+    told: Vec<RunId>,
 }
 
 impl Reader<'_> {
@@ -107,6 +118,28 @@ impl Reader<'_> {
         Ok(page)
     }
 
+    /// Waits a while where other workers have the last rows in their hands: if they die, somebody has to take over.
+    fn others_hold_rows(&mut self) -> Result<bool, Error> {
+        if self.own_rows_only {
+            return Ok(false);
+        }
+        let holders = lock(self.db).holders(self.run, self.stages)?;
+        for holder in holders.iter().filter(|holder| !self.told.contains(&holder.run)).collect::<Vec<_>>() {
+            log::warn!(
+                "nothing is pending; waiting for {} images that run {} (process {} on {}) has in its hands",
+                holder.images,
+                holder.run.0,
+                holder.pid,
+                holder.host
+            );
+            self.told.push(holder.run);
+        }
+        if !holders.is_empty() {
+            std::thread::sleep(LOOK_AT_OTHERS);
+        }
+        Ok(!holders.is_empty())
+    }
+
     /// Rows in flight may become pending again (their file changed), rows may be added meanwhile, and another
     /// worker may have died with rows in its hands. False when there is nothing left to wait for.
     fn wait_for_more(&mut self, progress: &Progress, stop: &Stop) -> Result<bool, Error> {
@@ -115,7 +148,9 @@ impl Reader<'_> {
         }
         if progress.in_flight() > 0 {
             progress.waits(Step::Read, Wait::Output, || std::thread::sleep(LOOK_AGAIN));
-        } else if lock(self.db).rescue_dead_runs()?.iter().all(|(_, images)| *images == 0) {
+        } else if lock(self.db).rescue_dead_runs()?.iter().all(|(_, images)| *images == 0)
+            && !self.others_hold_rows()?
+        {
             return Ok(false);
         }
         self.settled_to = Some(0);

@@ -7,6 +7,7 @@ mod points;
 mod poison;
 #[path = "../support/mod.rs"]
 mod support;
+mod workers;
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,12 @@ const APART: &str = "CROPROW_TEST_APART";
 /// A folder whose pictures a child adds first.
 const PICTURES: &str = "CROPROW_TEST_PICTURES";
 
+/// Milliseconds of silence after which a worker loses its rows.
+const LEASE_MS: &str = "CROPROW_TEST_LEASE_MS";
+
+/// No crops are written: for many rows.
+const NO_CROPS: &str = "CROPROW_TEST_NO_CROPS";
+
 /// With another detector, which finds the same.
 const OTHER: &str = "CROPROW_TEST_OTHER";
 
@@ -51,8 +58,11 @@ fn child_worker() {
     let call_ms = std::env::var(CALL_MS).map_or(4, |ms| ms.parse().unwrap());
     let behaviour = Behaviour { call: Duration::from_millis(call_ms), ..Behaviour::default() };
     let mut setup = Setup { behaviour, claims, ..Setup::default() };
-    setup.config.crops = Some(db.with_extension("crops"));
+    setup.config.crops = std::env::var_os(NO_CROPS).is_none().then(|| db.with_extension("crops"));
     setup.stale = Stale::Redo;
+    if let Ok(ms) = std::env::var(LEASE_MS) {
+        setup.lease = Duration::from_millis(ms.parse().unwrap());
+    }
     if std::env::var_os(OTHER).is_some() {
         setup.detector = Some("another detector");
     }

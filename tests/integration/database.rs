@@ -1,6 +1,7 @@
 //! Pages, claims, conditional commits, identity of rows, what is refused untouched.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use croprow::config::Stale;
 use croprow::db::Db;
@@ -85,7 +86,7 @@ fn of_the_first_schema(path: &Path, pid: Option<u32>) {
     )
     .unwrap();
     if let Some(pid) = pid {
-        let own = croprow::db::runs::ProcessId::own();
+        let own = croprow::db::process::ProcessId::own();
         conn.execute(
             "INSERT INTO runs (host, boot_id, pid, pid_started, version, device, runtime, settings, started_at, heartbeat_at)
              VALUES (?1, ?2, ?3, ?4, '0', 'cpu', '', '{}', 0, unixepoch())",
@@ -297,6 +298,8 @@ fn rows_of_a_dead_process_are_taken_back_and_those_of_a_live_one_are_not() {
     conn.execute("UPDATE runs SET host = 'elsewhere', pid_started = 1 WHERE ended_at IS NULL", []).unwrap();
     assert!(db.rescue_dead_runs().unwrap().is_empty());
     conn.execute("UPDATE runs SET heartbeat_at = heartbeat_at - 301 WHERE ended_at IS NULL", []).unwrap();
+    assert!(db.rescue_dead_runs().unwrap().is_empty() && db.has_doubtful_runs().unwrap(), "a clock may have been set");
+    watch_for_the_lease(&mut db);
     assert_eq!(db.rescue_dead_runs().unwrap().len(), 1);
     assert_sound(&path);
 }
@@ -333,7 +336,15 @@ fn a_worker_in_another_container_is_judged_by_its_heartbeat() {
         .unwrap();
     assert!(db.rescue_dead_runs().unwrap().is_empty());
     conn.execute("UPDATE runs SET heartbeat_at = heartbeat_at - 301", []).unwrap();
+    assert!(db.rescue_dead_runs().unwrap().is_empty());
+    watch_for_the_lease(&mut db);
     assert_eq!(db.rescue_dead_runs().unwrap().len(), 1);
+}
+
+/// A short lease, and no heartbeat while this process watches.
+fn watch_for_the_lease(db: &mut Db) {
+    db.set_lease(Duration::from_millis(30));
+    std::thread::sleep(Duration::from_millis(40));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use croprow::config::{
 };
 use croprow::db::Db;
 use croprow::db::recipes::StoredRecipe;
+use croprow::db::rescue::LEASE;
 use croprow::db::runs::NewRun;
 use croprow::db::suspects::Claims;
 use croprow::error::Error;
@@ -222,6 +223,8 @@ pub struct Setup {
     pub sessions: usize,
     /// Which rows it claims.
     pub claims: Claims,
+    /// After which silence another worker loses its rows.
+    pub lease: Duration,
 }
 
 impl Default for Setup {
@@ -253,6 +256,7 @@ impl Default for Setup {
             cores: 2,
             sessions: 2,
             claims: Claims::Ordinary,
+            lease: LEASE,
         }
     }
 }
@@ -267,6 +271,7 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
     let mut db = Db::open(db)?;
     db.rescue_dead_runs()?;
     db.claim_only(setup.claims);
+    db.set_lease(setup.lease);
     let recipe = |name: &'static str| StoredRecipe { body: name, model_digest: name, model_path: Path::new(name) };
     let (detect, embed) = (setup.detector.map(recipe), setup.embedder.map(recipe));
     let new = NewRun { device: "cpu", device_note: None, runtime: "fake", settings: "{}", detect, embed };
