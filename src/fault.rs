@@ -1,8 +1,8 @@
-//! Named crash points, for tests: the process aborts where a test says so. Not compiled into a build without the feature
+//! Named points, for tests: the process aborts or stops where a test says so. Not compiled into a build without the feature
 //! `faults`, where [`point`] is nothing.
 
 /// Every crash point on the way of a row, in its order. A test goes through all of them.
-pub const POINTS: [&str; 18] = [
+pub const POINTS: [&str; 19] = [
     "add.stored",
     "run.begun",
     "settle.chunk",
@@ -14,6 +14,7 @@ pub const POINTS: [&str; 18] = [
     "crop.file_written",
     "crop.file_named",
     "embed.called",
+    "commit.begun",
     "commit.stored",
     "commit.committed",
     "heartbeat.written",
@@ -23,34 +24,56 @@ pub const POINTS: [&str; 18] = [
     "rescue.closed",
 ];
 
-/// `NAME`, or `NAME@N` for the Nth time that the process comes by.
+/// The process aborts at `NAME`, or at `NAME@N` when it comes by for the Nth time.
 #[cfg(feature = "faults")]
-const WHERE: &str = "CROPROW_CRASH_AT";
+const CRASH_AT: &str = "CROPROW_CRASH_AT";
+
+/// The same, and the process stops until somebody lets it go on.
+#[cfg(feature = "faults")]
+const STOP_AT: &str = "CROPROW_STOP_AT";
 
 /// A file whose name holds this aborts the process that decodes it, as a fault in a decoder would.
 #[cfg(feature = "faults")]
 const POISON: &str = "CROPROW_POISON";
 
-/// Aborts here, if a test wants it.
+/// A point that a test asked for.
+#[cfg(feature = "faults")]
+struct Asked {
+    name: String,
+    time: u64,
+    passed: std::sync::atomic::AtomicU64,
+}
+
+#[cfg(feature = "faults")]
+impl Asked {
+    fn by(variable: &str) -> Option<Self> {
+        let asked = std::env::var(variable).ok()?;
+        let (name, time) = asked.split_once('@').unwrap_or((&asked, "1"));
+        assert!(POINTS.contains(&name), "{name} is no crash point");
+        Some(Self { name: name.to_owned(), time: time.parse().ok()?, passed: Default::default() })
+    }
+
+    fn is_now(&self, name: &str) -> bool {
+        name == self.name && self.passed.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1 == self.time
+    }
+}
+
+/// Aborts or stops here, if a test wants it.
 #[cfg(feature = "faults")]
 pub fn point(name: &str) {
     use std::sync::LazyLock;
-    use std::sync::atomic::{AtomicU64, Ordering};
 
-    static ASKED: LazyLock<Option<(String, u64)>> = LazyLock::new(|| {
-        let asked = std::env::var(WHERE).ok()?;
-        let (name, time) = asked.split_once('@').unwrap_or((&asked, "1"));
-        assert!(POINTS.contains(&name), "{name} is no crash point");
-        Some((name.to_owned(), time.parse().ok()?))
-    });
-    static PASSED: AtomicU64 = AtomicU64::new(0);
+    static CRASH: LazyLock<Option<Asked>> = LazyLock::new(|| Asked::by(CRASH_AT));
+    static STOP: LazyLock<Option<Asked>> = LazyLock::new(|| Asked::by(STOP_AT));
 
     assert!(POINTS.contains(&name), "{name} is missing in POINTS");
-    if let Some((asked, time)) = ASKED.as_ref()
-        && asked == name
-        && PASSED.fetch_add(1, Ordering::SeqCst) + 1 == *time
-    {
+    if CRASH.as_ref().is_some_and(|asked| asked.is_now(name)) {
         std::process::abort();
+    }
+    if STOP.as_ref().is_some_and(|asked| asked.is_now(name)) {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+        // Another thread may be told first; this one must not go on meanwhile and take the database's lock.
+        std::thread::sleep(std::time::Duration::from_millis(100));
     }
 }
 

@@ -41,6 +41,7 @@ impl Db {
     /// # Errors
     /// Those of the database; nothing of the batch is stored then.
     pub fn commit_batch(&mut self, batch: &[Finished], in_force: InForce) -> Result<Committed, Error> {
+        fault::point("commit.begun");
         let tx = self.write()?;
         let mut committed = Committed::default();
         let mut vocabularies = Vocabularies::default();

@@ -16,14 +16,15 @@ const PICTURES: u32 = 50;
 
 const LEASE: Duration = Duration::from_millis(1500);
 
-fn start(db: &Path) -> Child {
+fn command(db: &Path) -> Command {
     let mut command = worker(db);
     command.env(CALL_MS, "0").env(NO_CROPS, "1").env(LEASE_MS, LEASE.as_millis().to_string());
-    command.spawn().unwrap()
+    command
 }
 
-fn signal(child: &Child, name: &str) {
-    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+fn is_stopped(child: &Child) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
 }
 
 fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -49,7 +50,7 @@ fn of_four_workers_two_are_killed_and_one_is_stopped_beyond_its_lease_and_every_
         .collect();
     let calm = folder.path().join("calm.db");
     database(&calm, &files);
-    assert!(start(&calm).wait().unwrap().success());
+    assert!(command(&calm).status().unwrap().success());
 
     let db = folder.path().join("shared.db");
     database(&db, &files);
@@ -58,27 +59,19 @@ fn of_four_workers_two_are_killed_and_one_is_stopped_beyond_its_lease_and_every_
     conn.execute_batch(
         "CREATE TABLE committed (image_id INTEGER NOT NULL);
          CREATE TRIGGER committed_once AFTER UPDATE OF detect_state ON images
-             WHEN NEW.detect_state = 'done' AND OLD.detect_state = 'running'
+             WHEN NEW.detect_state = 'done'
              BEGIN INSERT INTO committed VALUES (NEW.id); END;",
     )
     .unwrap();
-    let mut workers: Vec<Child> = (0..4).map(|_| start(&db)).collect();
+    let mut workers: Vec<Child> = vec![command(&db).env("CROPROW_STOP_AT", "commit.begun@3").spawn().unwrap()];
+    workers.extend((0..3).map(|_| command(&db).spawn().unwrap()));
     let holds = |child: &Child| {
         number(&db, &format!("SELECT count(*) FROM images JOIN runs ON runs.id = run_id WHERE pid = {}", child.id()))
-            > 0
     };
-    wait_for("no worker begins", || {
-        workers.iter().all(|w| number(&db, &format!("SELECT count(*) FROM runs WHERE pid = {}", w.id())) > 0)
-    });
+    // With results in its hands that it is about to store.
     let mut stopped = workers.remove(0);
-    wait_for("the first worker has no rows", || {
-        signal(&stopped, "-STOP");
-        let caught = holds(&stopped);
-        if !caught {
-            signal(&stopped, "-CONT");
-        }
-        caught
-    });
+    wait_for("the first worker does not stop", || is_stopped(&stopped));
+    assert!(holds(&stopped) > 0);
     for at in [2_000, 6_000] {
         wait_for("no progress", || done(&db) >= at);
         let mut victim = workers.remove(0);
@@ -88,7 +81,7 @@ fn of_four_workers_two_are_killed_and_one_is_stopped_beyond_its_lease_and_every_
     let mut last = workers.remove(0);
     assert!(last.wait().unwrap().success());
     assert_eq!(done(&db), i64::from(ROWS), "the last worker takes over from all others before it ends");
-    signal(&stopped, "-CONT");
+    assert!(Command::new("kill").args(["-CONT", &stopped.id().to_string()]).status().unwrap().success());
     assert!(!stopped.wait().unwrap().success(), "a worker that lost its lease says so");
 
     assert_eq!(number(&db, "SELECT count(*) FROM committed"), i64::from(ROWS));

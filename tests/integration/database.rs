@@ -9,6 +9,7 @@ use croprow::db::claim::{RunId, Tokens};
 use croprow::db::due::InForce;
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::runs::NewRun;
+use croprow::db::suspects::Claims;
 use croprow::error::Error;
 use croprow::geometry::BoxPx;
 use croprow::row::{Claim, FileStamp, Finished, NewRow, Outcome, Region, RowCode, RowError, Stage};
@@ -302,6 +303,39 @@ fn rows_of_a_dead_process_are_taken_back_and_those_of_a_live_one_are_not() {
     watch_for_the_lease(&mut db);
     assert_eq!(db.rescue_dead_runs().unwrap().len(), 1);
     assert_sound(&path);
+}
+
+#[test]
+fn rows_of_a_process_that_died_are_suspects_and_nobody_claims_them_beside_others() {
+    let (_folder, path, mut db, mut tokens, _) = database(6);
+    let held = db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap();
+    Connection::open(&path).unwrap().execute("UPDATE runs SET pid_started = pid_started - 1", []).unwrap();
+    db.rescue_dead_runs().unwrap();
+    let suspects = db.suspects().unwrap();
+    assert_eq!(suspects.iter().map(|s| s.id).collect::<Vec<_>>(), held.iter().map(|c| c.id).collect::<Vec<_>>());
+    assert!(suspects.iter().all(|s| !s.alone && s.deaths == 0));
+    let mut tokens = begin(&mut db);
+    let claimed = |db: &mut Db, tokens: &mut Tokens| -> Vec<i64> {
+        db.claim_page(tokens, Stage::Detect, 0, 10).unwrap().iter().map(|claim| claim.id.0).collect()
+    };
+    assert_eq!(claimed(&mut db, &mut tokens), [3, 4, 5, 6]);
+    db.suspect_alone(&[held[0].id]).unwrap();
+    db.claim_only(Claims::Together);
+    assert_eq!(claimed(&mut db, &mut tokens), [2]);
+    db.claim_only(Claims::Alone);
+    assert_eq!(claimed(&mut db, &mut tokens), [1]);
+    assert_sound(&path);
+}
+
+#[test]
+fn where_the_machine_went_down_rows_are_suspects_only_after_several_attempts() {
+    let (_folder, path, mut db, mut tokens, _) = database(3);
+    db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap();
+    let conn = Connection::open(&path).unwrap();
+    conn.execute("UPDATE images SET detect_attempts = 3 WHERE id = 2", []).unwrap();
+    conn.execute("UPDATE runs SET boot_id = 'before ' || substr(boot_id, instr(boot_id, ' ') + 1)", []).unwrap();
+    db.rescue_dead_runs().unwrap();
+    assert_eq!(db.suspects().unwrap().iter().map(|s| s.id.0).collect::<Vec<_>>(), [2]);
 }
 
 #[test]
