@@ -66,7 +66,7 @@ count_faults() {
 }
 
 say "an undisturbed run of $IMAGES images"
-$CROPROW add "$FOLDER/calm.db" "$FOLDER/images.txt" >/dev/null
+$CROPROW add "$FOLDER/calm.db" --from "$FOLDER/images.txt" >/dev/null
 BEGAN=$SECONDS
 $CROPROW -q run "$FOLDER/calm.db" "${MODELS[@]}" || die "the undisturbed run failed"
 say "$((SECONDS - BEGAN)) s; now $MINUTES minutes of kills, $WORKERS worker(s), reader: $READER"
@@ -77,7 +77,7 @@ while [[ $SECONDS -lt $ENDS ]]; do
     ROUND=$((ROUND + 1))
     DB=$FOLDER/round-$ROUND.db
     rm -rf "$FOLDER/crops" && : >"$FOLDER/reader.out"
-    $CROPROW add "$DB" "$FOLDER/images.txt" >/dev/null
+    $CROPROW add "$DB" --from "$FOLDER/images.txt" >/dev/null
     [[ $READER == no ]] || hold_snapshot "$DB"
     for ((w = 0; w < WORKERS; w++)); do worker "$DB" $w; done
     while :; do
