@@ -61,8 +61,9 @@ done < <(sources src | xargs wc -l)
 
 say "format"
 cargo fmt --check || FAULTS=$((FAULTS + 1))
+cargo fmt --check --manifest-path tests/fuzz/Cargo.toml || FAULTS=$((FAULTS + 1))
 say "clippy"
-cargo clippy --locked --all-targets -- -D warnings || FAULTS=$((FAULTS + 1))
+cargo clippy --locked --all-targets --all-features -- -D warnings || FAULTS=$((FAULTS + 1))
 say "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items || FAULTS=$((FAULTS + 1))
 if [[ ${1:-} != --no-tests ]]; then

@@ -177,6 +177,10 @@ pub fn unpack(packed: &[u8], size: Size) -> Result<Vec<Candidate>, &'static str>
     };
     let mut candidates = Vec::new();
     while !rest.is_empty() {
+        if candidates.len() == MOST_PER_IMAGE {
+            // Not of this program; comparing all of them with each other could take hours.
+            return Err("more stored candidates than are ever kept");
+        }
         let (bytes, after) = rest.split_at_checked(BOX_BYTES).ok_or("stored candidates end early")?;
         rest = after;
         let mut wide = [0; 16];

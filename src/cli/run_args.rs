@@ -16,6 +16,7 @@ Examples:
   croprow run photos.db --detector yolo11n.onnx --embedder dinov2-small/
   croprow run photos.db                                    go on where it was
   croprow run photos.db --box-threshold 0.5 --stale redo   other settings, finished rows again
+  croprow run photos.db --where \"tag = 'holiday'\"        these images only
   croprow run photos.db --embedder none --crops crops/     detect only, write the crops as JPEG")]
 pub(crate) struct RunArgs {
     /// The database.

@@ -7,6 +7,7 @@ use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -60,9 +61,15 @@ impl Foreign {
     /// Names of the columns of the result, in order.
     ///
     /// # Errors
-    /// The statement cannot be prepared.
+    /// The statement cannot be prepared, or a name is not UTF-8.
     pub fn columns(&self) -> Result<Vec<String>, Error> {
-        Ok(self.statement()?.column_names().map(str::to_string).collect())
+        let statement = self.statement()?;
+        // `rusqlite` has no way to such a name but a panic.
+        let names = || statement.column_names().map(str::to_string).collect();
+        catch_unwind(AssertUnwindSafe(names)).map_err(|_| Error::Source {
+            path: self.path.clone(),
+            reason: "--query: the name of a column is not UTF-8; give names as in SELECT ... AS path".to_owned(),
+        })
     }
 
     /// Calls `each` with the cells of every row, in the order of [`columns`](Self::columns). The other

@@ -16,17 +16,18 @@ const SENTINEL: &[u8] = b"\x01end of the table\x01";
 
 /// Pushes a row for every record.
 pub(super) fn read(source: Source<'_>, rows: &mut Rows<'_>) -> Result<(), Error> {
-    let path = source.path;
+    let Source { path, meter, delimiter, reader, .. } = source;
     let end = [b"\n", SENTINEL].concat();
     let mut reader = csv::ReaderBuilder::new()
         .has_headers(false)
         .flexible(true)
-        .delimiter(source.delimiter)
-        .from_reader(source.reader.chain(Cursor::new(end)));
+        .delimiter(delimiter)
+        .from_reader(reader.chain(Cursor::new(end)));
     let mut record = ByteRecord::new();
     let mut header = None;
     let mut width = 0;
     loop {
+        meter.begin();
         let more = reader.read_byte_record(&mut record).map_err(|e| csv_error(&path, e))?;
         if !more || (record.len() == 1 && &record[0] == SENTINEL) {
             break;

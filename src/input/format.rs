@@ -1,7 +1,9 @@
 //! Which format a file of rows is in, by its name and its first bytes. Reads nothing else of it.
 
-use std::io::{BufReader, Chain, Cursor, Read};
+use std::cell::Cell;
+use std::io::{self, BufReader, Chain, Cursor, Read};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use super::record::Names;
 use super::{io_reason, source_error};
@@ -9,6 +11,9 @@ use crate::error::Error;
 
 /// What decides the format. A list whose first NUL comes later counts as one path a line.
 const HEAD_BYTES: u64 = 64 * 1024;
+
+/// One record is held while it is read. A longer one, which is mostly a quote that nobody closed, ends the reading.
+pub(super) const RECORD_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// Size of the reads after the head.
 const BUFFER_BYTES: usize = 256 * 1024;
@@ -51,7 +56,40 @@ pub(super) struct Source<'a> {
     pub(super) nul_separated: bool,
     /// Of a table.
     pub(super) delimiter: u8,
-    pub(super) reader: BufReader<Chain<Cursor<Vec<u8>>, &'a mut dyn Read>>,
+    pub(super) reader: BufReader<Metered<'a>>,
+    pub(super) meter: Meter,
+}
+
+/// What may still be read for the record at hand.
+#[derive(Clone)]
+pub(super) struct Meter(Rc<Cell<u64>>);
+
+impl Meter {
+    /// The next record begins.
+    pub(super) fn begin(&self) {
+        self.0.set(RECORD_BYTES_MAX);
+    }
+}
+
+/// The head and the rest of a file, with an end where a record has none.
+pub(super) struct Metered<'a> {
+    inner: Chain<Cursor<Vec<u8>>, &'a mut dyn Read>,
+    meter: Meter,
+}
+
+impl Read for Metered<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let left = self.meter.0.get();
+        if left == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("a record longer than {RECORD_BYTES_MAX} bytes; is there a quote that is never closed?"),
+            ));
+        }
+        let read = self.inner.read(out)?;
+        self.meter.0.set(left.saturating_sub(read as u64));
+        Ok(read)
+    }
 }
 
 impl<'a> Source<'a> {
@@ -71,12 +109,15 @@ impl<'a> Source<'a> {
             head.drain(..3);
         }
         let table = Table::of(&head, names);
+        let meter = Meter(Rc::new(Cell::new(RECORD_BYTES_MAX)));
+        let inner = Cursor::new(head.clone()).chain(reader);
         Ok(Self {
             path: path.to_path_buf(),
             format: given.unwrap_or_else(|| detect(path, &head, &table)),
             nul_separated: head.contains(&0),
             delimiter: table.delimiter,
-            reader: BufReader::with_capacity(BUFFER_BYTES, Cursor::new(head).chain(reader)),
+            reader: BufReader::with_capacity(BUFFER_BYTES, Metered { inner, meter: meter.clone() }),
+            meter,
         })
     }
 

@@ -9,19 +9,16 @@ use std::path::Path;
 use serde::Deserializer as _;
 use serde::de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::format::Source;
+use super::format::{Meter, RECORD_BYTES_MAX, Source};
 use super::record::{Fault, Record, Rows, Value};
 use super::source_error;
 use crate::error::Error;
-
-/// A line of JSONL is held while it is read. A longer one ends the reading.
-const LINE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// Pushes a row for every element of the one array in the file.
 pub(super) fn read_array(source: Source<'_>, rows: &mut Rows<'_>) -> Result<(), Error> {
     let path = source.path;
     let mut json = serde_json::Deserializer::from_reader(source.reader);
-    let mut array = Array { rows, elements: 0, fault: None };
+    let mut array = Array { rows, elements: 0, fault: None, meter: source.meter };
     let result = json.deserialize_seq(&mut array).and_then(|()| json.end());
     let (elements, fault) = (array.elements, array.fault);
     if elements == 0 {
@@ -42,12 +39,13 @@ pub(super) fn read_lines(mut source: Source<'_>, rows: &mut Rows<'_>) -> Result<
     let mut any = false;
     for number in 1_u64.. {
         line.clear();
-        let mut limited = source.reader.by_ref().take(LINE_BYTES_MAX);
+        source.meter.begin();
+        let mut limited = source.reader.by_ref().take(RECORD_BYTES_MAX);
         if limited.read_until(b'\n', &mut line).map_err(|e| Source::io_error(&source.path, &e))? == 0 {
             break;
         }
-        if line.len() as u64 == LINE_BYTES_MAX {
-            return Err(source_error(&source.path, format!("line {number}: longer than {LINE_BYTES_MAX} bytes")));
+        if line.len() as u64 == RECORD_BYTES_MAX {
+            return Err(source_error(&source.path, format!("line {number}: longer than {RECORD_BYTES_MAX} bytes")));
         }
         if !line.trim_ascii().is_empty() {
             any = true;
@@ -84,6 +82,7 @@ struct Array<'r, 'a> {
     /// Begun, the one that failed included.
     elements: u64,
     fault: Option<Fault>,
+    meter: Meter,
 }
 
 impl<'de> Visitor<'de> for &mut Array<'_, '_> {
@@ -96,6 +95,7 @@ impl<'de> Visitor<'de> for &mut Array<'_, '_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         loop {
             self.elements += 1;
+            self.meter.begin();
             if seq.next_element_seed(Element { rows: self.rows, fault: &mut self.fault })?.is_none() {
                 self.elements -= 1;
                 return Ok(());

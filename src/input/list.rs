@@ -16,6 +16,7 @@ pub(super) fn read(mut source: Source<'_>, rows: &mut Rows<'_>) -> Result<(), Er
     let mut line = Vec::new();
     for number in 1_u64.. {
         line.clear();
+        source.meter.begin();
         let mut limited = source.reader.by_ref().take(ENTRY_BYTES_MAX);
         if limited.read_until(separator, &mut line).map_err(|e| Source::io_error(&source.path, &e))? == 0 {
             break;

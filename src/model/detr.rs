@@ -11,7 +11,7 @@ use super::card::{Card, Scores};
 use super::facts::{self, Facts};
 use super::hub::HubConfig;
 use super::session::Graph;
-use super::transformer::{Heads, MaskPort, check_finite, corner_box, image_of, sigmoid, trial_size};
+use super::transformer::{Heads, MaskPort, check_answer, corner_box, image_of, sigmoid, trial_size};
 use super::{Asked, Detector, Found, ModelError, loaded_graph};
 use crate::candidate::{Candidate, Naming, Vocabulary};
 use crate::error::Error;
@@ -107,14 +107,14 @@ impl Detector for Detr {
 }
 
 /// Candidates of one image: logits `[queries, classes]`, boxes `[queries, 4]`.
-fn read(
+pub(super) fn read(
     logits: ArrayView2<'_, f32>,
     boxes: ArrayView2<'_, f32>,
     frame: Size,
     scores: Scores,
     floor: f32,
 ) -> Result<Vec<Candidate>, RowError> {
-    check_finite(logits.iter().chain(boxes.iter()))?;
+    check_answer(&logits, &boxes)?;
     let queries = logits.outer_iter().enumerate();
     Ok(queries
         .filter_map(|(query, row)| {
@@ -200,6 +200,16 @@ mod tests {
         let found = read(logits.view(), boxes.view(), FRAME, Scores::Sigmoid, 0.3).unwrap();
         let labels: Vec<usize> = found[0].scores.iter().map(|s| s.label).collect();
         assert_eq!(labels, [1, 0]);
+    }
+
+    #[test]
+    fn an_answer_with_other_boxes_than_scores_fails_the_image() {
+        let logits = arr2(&[[0.0, 1.0], [0.0, 1.0]]);
+        for boxes in [arr2(&[[0.5; 4]]).into_dyn(), arr2(&[[0.5; 3], [0.5; 3]]).into_dyn()] {
+            let boxes = boxes.view().into_dimensionality().unwrap();
+            let error = read(logits.view(), boxes, FRAME, Scores::Sigmoid, 0.3).unwrap_err();
+            assert_eq!(error.code, crate::row::RowCode::Model);
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::port::Feed;
 use super::prompt::{self, Label, Prompts};
 use super::session::Graph;
 use super::text::{Text, Token};
-use super::transformer::{Heads, MaskPort, check_finite, corner_box, image_of, sigmoid, trial_size};
+use super::transformer::{Heads, MaskPort, check_answer, corner_box, image_of, sigmoid, trial_size};
 use super::{Asked, Detector, Found, ModelError, loaded_graph};
 use crate::candidate::{Candidate, Naming, Vocabulary};
 use crate::config::DetectConfig;
@@ -45,23 +45,23 @@ struct Ports {
 
 /// A part of a prompt that the model reads at once.
 #[derive(Debug)]
-struct Chunk {
-    tokens: Vec<Token>,
+pub(super) struct Chunk {
+    pub tokens: Vec<Token>,
     /// Tokens of each label, and its number in the vocabulary.
-    spans: Vec<(Range<usize>, usize)>,
+    pub spans: Vec<(Range<usize>, usize)>,
     /// Number of its first token among the tokens of the whole prompt.
-    begin: usize,
+    pub begin: usize,
 }
 
 /// A prompt that the model can read.
 #[derive(Debug)]
-struct Prepared {
-    chunks: Vec<Chunk>,
-    vocabulary: Arc<Vocabulary>,
+pub(super) struct Prepared {
+    pub chunks: Vec<Chunk>,
+    pub vocabulary: Arc<Vocabulary>,
 }
 
 /// What turns prompts into tokens.
-struct Reader {
+pub(super) struct Reader {
     text: Text,
     full_stop: Token,
     /// Tokens between which the model sees no connection.
@@ -209,7 +209,7 @@ impl Detector for GroundingDino {
 }
 
 impl Reader {
-    fn new(text: Text, tokens_most: usize, detect: &DetectConfig) -> Result<Self, String> {
+    pub(super) fn new(text: Text, tokens_most: usize, detect: &DetectConfig) -> Result<Self, String> {
         let full_stop = match text.tokens(".")?.as_slice() {
             [only] => only.clone(),
             _ => return Err("its tokenizer has no token for a full stop, which separates labels".to_owned()),
@@ -221,7 +221,7 @@ impl Reader {
         Ok(Self { text, full_stop, borders, tokens_most, rule: detect.labels })
     }
 
-    fn make(&self, labels: &[Label]) -> Result<Prepared, String> {
+    pub(super) fn make(&self, labels: &[Label]) -> Result<Prepared, String> {
         let room = self.tokens_most.saturating_sub(self.text.before.len() + self.text.after.len());
         let mut chunks: Vec<Chunk> = Vec::new();
         for (number, label) in labels.iter().enumerate() {
@@ -360,7 +360,7 @@ fn blocks(ids: &Array2<i64>, borders: &[i64]) -> (Array2<i64>, ndarray::Array3<i
 }
 
 /// Candidates of one image and one part of its prompt: logits `[queries, columns]`, boxes `[queries, 4]`.
-fn read(
+pub(super) fn read(
     logits: ArrayView2<'_, f32>,
     boxes: ArrayView2<'_, f32>,
     frame: Size,
@@ -374,7 +374,7 @@ fn read(
     }
     // Columns beyond the prompt are minus infinity by design.
     let logits = logits.slice(s![.., ..columns]);
-    check_finite(logits.iter().chain(boxes.iter()))?;
+    check_answer(&logits, &boxes)?;
     let one = |(query, row): (usize, ndarray::ArrayView1<'_, f32>)| {
         let bbox = corner_box(&boxes, query, frame);
         let mut candidate = match rule {

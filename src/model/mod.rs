@@ -14,6 +14,9 @@ pub mod facts;
 mod failure;
 pub mod files;
 mod folder;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod grounding_dino;
 mod hub;
 mod input;

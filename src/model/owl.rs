@@ -11,7 +11,7 @@ use super::port::Feed;
 use super::prompt::{Label, Prompts};
 use super::session::Graph;
 use super::text::Text;
-use super::transformer::{Heads, check_finite, corner_box, image_of, sigmoid, trial_size};
+use super::transformer::{Heads, check_answer, corner_box, image_of, sigmoid, trial_size};
 use super::{Asked, Detector, Found, ModelError, loaded_graph};
 use crate::candidate::{Candidate, Naming, Vocabulary};
 use crate::config::DetectConfig;
@@ -216,10 +216,13 @@ fn add(
         return Err(RowError::new(RowCode::Model, "the detector scores fewer labels than the prompt has"));
     }
     let logits = logits.slice(s![.., ..labels]);
-    check_finite(logits.iter().chain(boxes.iter()))?;
+    check_answer(&logits, &boxes)?;
     if patches.is_empty() {
         let place = |query| Patch { bbox: corner_box(&boxes, query, frame), scores: Vec::new() };
         *patches = (0..logits.nrows()).map(place).collect();
+    }
+    if patches.len() != logits.nrows() {
+        return Err(RowError::new(RowCode::Model, "the detector gave other places for other labels of one picture"));
     }
     for (place, row) in patches.iter_mut().zip(logits.outer_iter()) {
         place.scores.extend(row.iter().map(|x| sigmoid(*x)));

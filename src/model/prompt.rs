@@ -1,13 +1,16 @@
 //! A prompt is a list of labels. How people write one, what the models are sent,
 //! and what was made of those already met. Pure: knows no tokens.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::row::{RowCode, RowError};
 
 /// A longer label is a mistake, and it would be stored with every region.
 const LABEL_BYTES_MOST: usize = 1_000;
+
+/// More labels are a mistake: the model is asked about some forty at a time.
+const LABELS_MOST: usize = 20_000;
 
 /// A label to look for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +25,7 @@ pub(super) struct Label {
 /// has none, at commas, semicolons and line ends.
 ///
 /// # Errors
-/// There is no label in it; or it looks like JSON and is no list of texts.
+/// There is no label in it, or too many; or it looks like JSON and is no list of texts.
 pub(super) fn labels(prompt: &str) -> Result<Vec<Label>, String> {
     let prompt = prompt.trim();
     let parts: Vec<String> = if prompt.starts_with('[') {
@@ -33,11 +36,15 @@ pub(super) fn labels(prompt: &str) -> Result<Vec<Label>, String> {
     } else {
         prompt.split([',', ';', '\n']).map(str::to_owned).collect()
     };
+    if parts.len() > LABELS_MOST {
+        return Err(format!("the prompt names {} things to look for; {LABELS_MOST} are the most", parts.len()));
+    }
     let mut labels: Vec<Label> = Vec::new();
+    let mut known: HashSet<String> = HashSet::new();
     for part in parts {
         let own = part.split_whitespace().collect::<Vec<_>>().join(" ");
         let plain = own.to_lowercase().replace('.', " ").split_whitespace().collect::<Vec<_>>().join(" ");
-        if !plain.is_empty() && !labels.iter().any(|l| l.plain == plain) {
+        if !plain.is_empty() && known.insert(plain.clone()) {
             labels.push(Label { own, plain });
         }
     }
@@ -54,21 +61,24 @@ pub(super) fn labels(prompt: &str) -> Result<Vec<Label>, String> {
     Ok(labels)
 }
 
-/// Distinct prompts whose tokens are remembered. A table with a prompt of its own in every row must not fill the
-/// memory.
+/// Distinct prompts whose tokens are remembered, and bytes of all of them. A table with a prompt of its own in every
+/// row must not fill the memory: beyond either all are forgotten.
 const PROMPTS_REMEMBERED: usize = 10_000;
+const PROMPT_BYTES_REMEMBERED: usize = 4 << 20;
 
 /// What an adapter made of the prompts that it met, each made once.
 pub(super) struct Prompts<P> {
     /// For rows without their own.
     run: Option<String>,
     known: HashMap<String, Result<Arc<P>, String>>,
+    /// Of the prompts in `known`.
+    known_bytes: usize,
 }
 
 impl<P> Prompts<P> {
     /// `run` is the prompt of rows without their own.
     pub(super) fn new(run: Option<String>) -> Self {
-        Self { run, known: HashMap::new() }
+        Self { run, known: HashMap::new(), known_bytes: 0 }
     }
 
     /// What `make` makes of a row's prompt, or the run's.
@@ -96,9 +106,11 @@ impl<P> Prompts<P> {
             return known.clone();
         }
         let made = labels(prompt).and_then(|labels| make(&labels)).map(Arc::new);
-        if self.known.len() >= PROMPTS_REMEMBERED {
+        if self.known.len() >= PROMPTS_REMEMBERED || self.known_bytes + prompt.len() > PROMPT_BYTES_REMEMBERED {
             self.known.clear();
+            self.known_bytes = 0;
         }
+        self.known_bytes += prompt.len();
         self.known.insert(prompt.to_owned(), made.clone());
         made
     }
@@ -149,6 +161,25 @@ mod tests {
         }
         assert!(labels(&"very ".repeat(300)).unwrap_err().contains("1499 bytes"));
         assert!(labels("[cat, dog]").unwrap_err().contains("JSON"));
+    }
+
+    #[test]
+    fn a_prompt_of_endless_labels_is_refused_at_once() {
+        let prompt = |labels: u32| (0..labels).map(|n| format!("{n:x}.")).collect::<String>();
+        assert_eq!(labels(&prompt(19_000)).unwrap().len(), 19_000);
+        assert!(labels(&prompt(2_000_000)).unwrap_err().contains("20000 are the most"));
+    }
+
+    #[test]
+    fn long_prompts_are_not_all_remembered() {
+        let mut prompts: Prompts<usize> = Prompts::new(None);
+        for n in 0..50 {
+            let prompt = format!("{n}. {}", "a cat. ".repeat(20_000 / 2));
+            assert_eq!(prompts.prepare(&prompt, |labels| Ok(labels.len())).as_deref(), Ok(&2));
+            assert!(prompts.known.keys().map(String::len).sum::<usize>() <= PROMPT_BYTES_REMEMBERED);
+            assert_eq!(prompts.known.keys().map(String::len).sum::<usize>(), prompts.known_bytes);
+        }
+        assert!(prompts.known.len() < 60 && prompts.known.len() > 20);
     }
 
     proptest! {

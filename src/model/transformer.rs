@@ -113,9 +113,23 @@ pub(super) fn corner_box(boxes: &ArrayView2<'_, f32>, query: usize, frame: Size)
     BoxPx::from_center(boxes[[query, 0]] * w, boxes[[query, 1]] * h, boxes[[query, 2]] * w, boxes[[query, 3]] * h)
 }
 
+/// What one image gave: logits `[queries, columns]` and boxes `[queries, 4]`. A graph of free shapes may give others
+/// than at its trial.
+///
+/// # Errors
+/// Not one box for each query; a number that is not finite.
+pub(super) fn check_answer(logits: &ArrayView2<'_, f32>, boxes: &ArrayView2<'_, f32>) -> Result<(), RowError> {
+    if boxes.dim() != (logits.nrows(), 4) {
+        let (queries, (boxes, sides)) = (logits.nrows(), boxes.dim());
+        let reason = format!("the detector gave {boxes} boxes of {sides} numbers for {queries} queries");
+        return Err(RowError::new(RowCode::Model, reason));
+    }
+    check_finite(logits.iter().chain(boxes.iter()))
+}
+
 /// # Errors
 /// A number that is not finite.
-pub(super) fn check_finite<'a>(numbers: impl IntoIterator<Item = &'a f32>) -> Result<(), RowError> {
+fn check_finite<'a>(numbers: impl IntoIterator<Item = &'a f32>) -> Result<(), RowError> {
     if numbers.into_iter().all(|v| v.is_finite()) {
         return Ok(());
     }

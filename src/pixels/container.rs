@@ -27,6 +27,10 @@ const PNG_METADATA_MIN: u64 = 256 << 10;
 const PNG_PROFILE: u64 = 4 << 20;
 const PNG_METADATA_MAX: u64 = 64 << 20;
 
+/// Chunks that are walked over on the way to the picture; files have a dozen. More are refused: a file of nothing but
+/// empty chunks, which takes no room on a disk that stores holes, would be read for hours.
+const CHUNKS_MAX: usize = 10_000;
+
 /// A container's header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outline {
@@ -88,7 +92,7 @@ fn png<R: BufRead + Seek>(r: &mut R) -> Result<Outline, Refusal> {
     r.seek_relative(8)?;
     let (mut first, mut seen) = (true, Outline::of(Size::new(0, 0)));
     let mut other_bytes = PNG_METADATA_MIN;
-    loop {
+    for _ in 0..CHUNKS_MAX {
         let head: [u8; 8] = read_array(r)?;
         let length = u64::from(be_u32(&head, 0));
         let mut left = length + 4;
@@ -99,7 +103,10 @@ fn png<R: BufRead + Seek>(r: &mut R) -> Result<Outline, Refusal> {
                 left = left.saturating_sub(8);
             }
             _ if first => return Err(Refusal::new(RowCode::Decode, "a PNG that does not begin with its header")),
-            b"IDAT" | b"IEND" => break,
+            b"IDAT" | b"IEND" => {
+                seen.metadata_bytes = other_bytes.min(PNG_METADATA_MAX);
+                return Ok(seen);
+            }
             b"eXIf" if seen.orientation.is_none() && length <= EXIF_BYTES_MAX => {
                 seen.orientation = orient::from_exif_block(&read_vec(r, length)?);
                 left = 4;
@@ -111,8 +118,11 @@ fn png<R: BufRead + Seek>(r: &mut R) -> Result<Outline, Refusal> {
         other_bytes += 4 * length;
         skip(r, left)?;
     }
-    seen.metadata_bytes = other_bytes.min(PNG_METADATA_MAX);
-    Ok(seen)
+    Err(too_many_chunks())
+}
+
+fn too_many_chunks() -> Refusal {
+    Refusal::new(RowCode::Decode, format!("more than {CHUNKS_MAX} chunks before its picture"))
 }
 
 /// RFC 9649. A file shorter than its container says is truncated, as libwebp sees it. Frames must be as big as their canvas says: the decoder allocates by what it finds in the
@@ -135,7 +145,12 @@ fn webp<R: BufRead + Seek>(r: &mut R, file_bytes: u64) -> Result<Outline, Refusa
     let mut exif_due = extended[0] & 0x08 != 0;
     let mut frame_due = true;
     let mut at = 20 + padded(le_u32(&head, 4));
+    let mut chunks = 0;
     while (exif_due || frame_due) && at + 8 <= end {
+        chunks += 1;
+        if chunks > CHUNKS_MAX {
+            return Err(too_many_chunks());
+        }
         r.seek(SeekFrom::Start(at))?;
         let head: [u8; 8] = read_array(r)?;
         let length = le_u32(&head, 4);

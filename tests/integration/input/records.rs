@@ -1,6 +1,7 @@
 //! JSON, JSONL and CSV.
 
 use std::ffi::OsStr;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 
 use croprow::input::Keys;
@@ -127,4 +128,24 @@ fn a_key_that_no_record_has_is_an_error_that_lists_the_keys_seen() {
     let path = AddRequest { keys: Keys { path: Some("src".into()), ..Keys::default() }, ..AddRequest::default() };
     let text = reason(piped("[{\"a\\u001b\": 1}]", path));
     assert!(text.contains(r#"no key for the path: expected src; seen: "a\u{1b}""#), "{text}");
+}
+
+#[test]
+fn a_record_without_an_end_ends_the_reading_before_it_fills_the_memory() {
+    for (begin, given) in [
+        ("path\n\"", Format::Csv),
+        ("[\"", Format::Json),
+        ("[{\"path\": \"a\", \"other\": \"", Format::Json),
+        ("\"", Format::Jsonl),
+        ("", Format::List),
+    ] {
+        let mut endless = begin.as_bytes().chain(std::io::repeat(b'x').take(1 << 40));
+        let request = AddRequest { from: vec!["-".into()], ..format(given) };
+        let error = read_with(&request, &mut endless, &mut |_| Ok(())).unwrap_err().to_string();
+        assert!(error.contains("longer than"), "{given:?}: {error}");
+    }
+    // Many short ones are not one long one.
+    let rows = format!("path\n{}", format!("photos/{}.jpg\n", "n".repeat(1_000)).repeat(100_000));
+    let request = AddRequest { from: vec!["-".into()], ..AddRequest::default() };
+    assert_eq!(read_with(&request, &mut rows.as_bytes(), &mut |_| Ok(())).unwrap().rows, 100_000);
 }

@@ -125,3 +125,18 @@ fn a_file_in_wal_mode_that_cannot_be_read_says_what_to_do() {
     let text = reason(run(&query(&path, "SELECT path FROM t")));
     assert!(text.contains("WAL mode") && text.contains("copy both"), "{text}");
 }
+
+#[test]
+fn a_column_whose_name_is_no_text_is_an_error_and_no_panic() {
+    let (_dir, path) = tree();
+    let file = sqlite(&path, "CREATE TABLE t (path, other); INSERT INTO t VALUES ('a.jpg', 1)");
+    let conn = rusqlite::Connection::open(&file).unwrap();
+    conn.execute_batch("PRAGMA writable_schema = ON").unwrap();
+    // CREATE TABLE t (path, \xff)
+    let renamed =
+        "UPDATE sqlite_schema SET sql = CAST(x'435245415445205441424c452074202870617468' || x'2c20ff29' AS TEXT)";
+    conn.execute(renamed, []).unwrap();
+    drop(conn);
+    assert!(reason(run(&query(&file, "SELECT * FROM t"))).contains("not UTF-8"));
+    assert_eq!(run(&query(&file, "SELECT path FROM t")).unwrap().0.len(), 1);
+}

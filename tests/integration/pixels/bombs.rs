@@ -56,8 +56,9 @@ fn png_with(extra: &[u8], pixels: Option<&[u8]>) -> Vec<u8> {
     bytes
 }
 
-/// A deflated TIFF of 16 by 16 grey pixels in one strip; the count of its offsets is `strips`.
-fn tiff_of(strip: &[u8], strips: u32) -> Vec<u8> {
+/// A deflated TIFF of 16 by 16 grey pixels in one strip; the count of its offsets is `strips`, and the directory after
+/// its only one lies at `next`.
+fn tiff_of(strip: &[u8], strips: u32, next: u32) -> Vec<u8> {
     let entry = |tag: u16, kind: u16, count: u32, value: u32| {
         [&tag.to_le_bytes()[..], &kind.to_le_bytes(), &count.to_le_bytes(), &value.to_le_bytes()].concat()
     };
@@ -75,8 +76,7 @@ fn tiff_of(strip: &[u8], strips: u32) -> Vec<u8> {
     ];
     let mut bytes = b"II*\0\x08\0\0\0\x0a\0".to_vec();
     bytes.extend(entries.concat());
-    // The next directory is this one.
-    bytes.extend(8_u32.to_le_bytes());
+    bytes.extend(next.to_le_bytes());
     bytes.extend(strip);
     bytes
 }
@@ -129,15 +129,16 @@ fn every_bomb_in_a_process_of_its_own() {
     let many_texts = text(b"zTXt").repeat(8);
     let endless = chunk(b"acTL", &[u32::MAX.to_be_bytes(), 0_u32.to_be_bytes()].concat());
     // The name of each, and the code it must have; none: it is decoded or refused, as its decoder likes.
-    let files: [(&str, Vec<u8>, Option<RowCode>); 12] = [
+    let files: [(&str, Vec<u8>, Option<RowCode>); 13] = [
         ("text.png", png_with(&text(b"zTXt"), None), None),
         ("texts.png", png_with(&many_texts, None), None),
         ("itext.png", png_with(&international, None), None),
         ("profile.png", png_with(&text(b"iCCP"), None), None),
         ("deep.png", png_with(&[], Some(&deep)), None),
         ("endless.png", png_with(&endless, None), None),
-        ("deep.tif", tiff_of(&deep, 1), None),
-        ("strips.tif", tiff_of(&zlib_of_zeros(300), u32::MAX), Some(RowCode::Decode)),
+        ("deep.tif", tiff_of(&deep, 1, 0), None),
+        ("strips.tif", tiff_of(&zlib_of_zeros(300), u32::MAX, 0), Some(RowCode::Decode)),
+        ("cycle.tif", tiff_of(&zlib_of_zeros(300), 1, 8), None),
         ("wide.gif", gif_with_frame(u16::MAX, u16::MAX), None),
         ("frame.webp", webp_with_frame(1 << 24, 1 << 24), Some(RowCode::Decode)),
         (
@@ -166,6 +167,29 @@ fn every_bomb_in_a_process_of_its_own() {
         }
         assert!(grown < GROWTH_BYTES, "{name}: {grown} bytes");
         assert!(began.elapsed() < Duration::from_secs(20), "{name}: {:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn holes_of_terabytes_are_not_walked_over() {
+    let folder = Folder::new();
+    let riff =
+        [b"RIFF".as_slice(), &0xffff_fff0_u32.to_le_bytes(), b"WEBPVP8X\x0a\0\0\0\x08\0\0\0\x0f\0\0\x0f\0\0"].concat();
+    let plain = png(&DynamicImage::ImageRgb8(gradient(16, 16)), None);
+    for (name, head, length) in [
+        ("hole.png", &plain[..33], 1_u64 << 42),
+        ("hole.webp", &riff, 1 << 32),
+        ("hole.jpg", &[0xff, 0xd8, 0xff, 0xe0, 0, 4, 0, 0], 1 << 42),
+        ("hole.gif", b"GIF89a\x10\0\x10\0\0\0\0", 1 << 42),
+        ("hole.tif", b"II*\0\x08\0\0\0", 1 << 42),
+        ("hole.bmp", b"BM", 1 << 42),
+    ] {
+        let path = folder.write(name, head);
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+        let began = Instant::now();
+        let error = open(&path, &CONFIG).map(|_| ()).unwrap_err();
+        println!("{name}: {error}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{name}: {:?}", began.elapsed());
     }
 }
 
