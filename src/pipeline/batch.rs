@@ -1,13 +1,12 @@
 //! Collecting batches from a channel.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use ndarray::Array4;
 
 use super::budget::Budget;
 use super::progress::{Progress, Step, Wait};
-use crate::geometry::Size;
 use crate::row::Stage;
 
 /// How often a session that could work on a partial batch looks whether more is still coming.
@@ -25,13 +24,21 @@ pub struct Batches<'a, T, K> {
     budget: &'a Budget,
     step: Step,
     stage: Stage,
-    /// False for a GPU, which should never wait.
-    patient: bool,
+    patience: Patience<'a>,
     key: fn(&T) -> K,
     /// Called for every message that arrives.
     arrived: fn(&mut T),
     /// Groups that are not full yet, the oldest first.
     waiting: Vec<(K, Vec<T>)>,
+}
+
+/// When a partial batch waits for more.
+#[derive(Clone, Copy)]
+pub enum Patience<'a> {
+    /// While more images are coming: the session shares the host's cores with decoding.
+    WhileMoreComes,
+    /// While the session has batches in hand, of which this counts: a GPU should never wait.
+    WhileBusy(&'a AtomicUsize),
 }
 
 impl<'a, T, K: PartialEq> Batches<'a, T, K> {
@@ -40,7 +47,7 @@ impl<'a, T, K: PartialEq> Batches<'a, T, K> {
         rx: &'a Receiver<T>,
         (progress, budget): (&'a Progress, &'a Budget),
         stage: Stage,
-        patient: bool,
+        patience: Patience<'a>,
         key: fn(&T) -> K,
         arrived: fn(&mut T),
     ) -> Self {
@@ -48,7 +55,7 @@ impl<'a, T, K: PartialEq> Batches<'a, T, K> {
             Stage::Detect => Step::Detect,
             Stage::Embed => Step::Embed,
         };
-        Self { rx, progress, budget, step, stage, patient, key, arrived, waiting: Vec::new() }
+        Self { rx, progress, budget, step, stage, patience, key, arrived, waiting: Vec::new() }
     }
 
     /// The next batch, of up to `size_of` its key. Waits where nothing is there at all. `None` when the channel is
@@ -61,10 +68,10 @@ impl<'a, T, K: PartialEq> Batches<'a, T, K> {
             if let Ok(message) = self.rx.try_recv() {
                 self.sort_in(message);
             } else if self.waiting.is_empty() {
-                let message = self.progress.waits(self.step, Wait::Input, || self.rx.recv()).ok()?;
+                let message = self.waits(|rx| rx.recv()).ok()?;
                 self.sort_in(message);
-            } else if self.patient && self.budget.more_comes_to(self.stage) {
-                match self.progress.waits(self.step, Wait::Input, || self.rx.recv_timeout(LOOK_AGAIN)) {
+            } else if self.may_wait() {
+                match self.waits(|rx| rx.recv_timeout(LOOK_AGAIN)) {
                     Ok(message) => self.sort_in(message),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => return Some(self.waiting.remove(0).1),
@@ -73,6 +80,31 @@ impl<'a, T, K: PartialEq> Batches<'a, T, K> {
                 // Looked at once more: a message may have come between the first look and the count of those to come.
                 return Some(self.waiting.remove(0).1);
             }
+        }
+    }
+
+    /// What the batches are for.
+    pub fn step(&self) -> Step {
+        self.step
+    }
+
+    /// When a partial batch waits.
+    pub fn patience(&self) -> Patience<'a> {
+        self.patience
+    }
+
+    fn may_wait(&self) -> bool {
+        match self.patience {
+            Patience::WhileMoreComes => self.budget.more_comes_to(self.stage),
+            Patience::WhileBusy(in_hand) => in_hand.load(Ordering::SeqCst) > 0,
+        }
+    }
+
+    /// Counts as the session's waiting, where nobody else counts that.
+    fn waits<R>(&self, wait: impl FnOnce(&Receiver<T>) -> R) -> R {
+        match self.patience {
+            Patience::WhileMoreComes => self.progress.waits(self.step, Wait::Input, || wait(self.rx)),
+            Patience::WhileBusy(_) => wait(self.rx),
         }
     }
 
@@ -98,32 +130,6 @@ impl<'a, T, K: PartialEq> Batches<'a, T, K> {
     }
 }
 
-/// The tensors of one call after the other, in the same memory.
-#[derive(Default)]
-pub struct Stack(Vec<f32>);
-
-impl Stack {
-    /// Copies flat images of one tensor size into `[rows, 3, height, width]`; what images do not fill is zero.
-    pub fn of<'t>(&mut self, images: impl Iterator<Item = &'t [f32]>, rows: usize, size: Size) -> Array4<f32> {
-        let each = 3 * size.pixels() as usize;
-        let mut values = std::mem::take(&mut self.0);
-        values.clear();
-        values.reserve_exact(rows * each);
-        for (row, image) in images.take(rows).enumerate() {
-            values.extend_from_slice(&image[..image.len().min(each)]);
-            values.resize((row + 1) * each, 0.0);
-        }
-        values.resize(rows * each, 0.0);
-        let shape = (rows, 3, size.height_px as usize, size.width_px as usize);
-        Array4::from_shape_vec(shape, values).unwrap_or_else(|_| Array4::zeros(shape))
-    }
-
-    /// Takes the memory of a tensor back.
-    pub fn keep(&mut self, tensor: Array4<f32>) {
-        self.0 = tensor.into_raw_vec_and_offset().0;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::budget::Reservation;
@@ -132,10 +138,10 @@ mod tests {
 
     type Message = (u8, char, Option<Reservation>);
 
-    fn collect(rx: &Receiver<Message>, budget: &Budget, patient: bool, size: usize) -> Vec<String> {
+    fn collect(rx: &Receiver<Message>, budget: &Budget, size: usize) -> Vec<String> {
         let progress = Progress::default();
         let arrived = |m: &mut Message| m.2.iter_mut().for_each(|held| held.came_to(Stage::Detect));
-        let mut batches = Batches::new(rx, (&progress, budget), Stage::Detect, patient, |m: &Message| m.0, arrived);
+        let mut batches = Batches::new(rx, (&progress, budget), Stage::Detect, Patience::WhileMoreComes, |m: &Message| m.0, arrived);
         let mut all = Vec::new();
         while let Some(batch) = batches.next(|_| size) {
             all.push(batch.into_iter().map(|m| m.1).collect());
@@ -150,7 +156,7 @@ mod tests {
             tx.send((size, name, None)).unwrap();
         }
         drop(tx);
-        assert_eq!(collect(&rx, &Budget::new(9, 9), true, 2), ["bc", "ad", "e"]);
+        assert_eq!(collect(&rx, &Budget::new(9, 9), 2), ["bc", "ad", "e"]);
     }
 
     #[test]
@@ -165,19 +171,35 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(60));
                 tx.send((1, 'b', second)).unwrap();
             });
-            assert_eq!(collect(&rx, &budget, true, 2), ["ab"]);
+            assert_eq!(collect(&rx, &budget, 2), ["ab"]);
         });
     }
 
     #[test]
-    fn a_gpu_does_not_wait_for_a_full_batch() {
+    fn an_idle_gpu_does_not_wait_for_a_full_batch_and_a_busy_one_lets_it_grow() {
         let (tx, rx) = crossbeam_channel::unbounded();
-        let (progress, budget) = (Progress::default(), Budget::new(9, 9));
+        let (progress, budget, busy) = (Progress::default(), Budget::new(9, 9), AtomicUsize::new(0));
         let _coming = budget.admit(1, &[Stage::Detect], &Stop::default());
+        let (flow, patience) = ((&progress, &*budget), Patience::WhileBusy(&busy));
+        let mut batches = Batches::new(&rx, flow, Stage::Detect, patience, |m: &Message| m.0, |_: &mut Message| ());
         tx.send((1, 'a', None)).unwrap();
-        let flow = (&progress, &*budget);
-        let mut batches = Batches::new(&rx, flow, Stage::Detect, false, |m: &Message| m.0, |_: &mut Message| ());
         assert_eq!(batches.next(|_| 2).map(|batch| batch.len()), Some(1));
+        busy.store(1, Ordering::SeqCst);
+        tx.send((1, 'b', None)).unwrap();
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| batches.next(|_| 3).map(|batch| batch.len()));
+            std::thread::sleep(Duration::from_millis(60));
+            assert!(!next.is_finished(), "the device works on another batch");
+            tx.send((1, 'c', None)).unwrap();
+            std::thread::sleep(Duration::from_millis(60));
+            busy.store(0, Ordering::SeqCst);
+            assert_eq!(next.join().unwrap(), Some(2));
+        });
+        // A busy device does not keep what is left when nothing more can come.
+        busy.store(1, Ordering::SeqCst);
+        tx.send((1, 'd', None)).unwrap();
+        drop(tx);
+        assert_eq!(batches.next(|_| 3).map(|batch| batch.len()), Some(1));
     }
 
     #[test]
@@ -189,19 +211,7 @@ mod tests {
         std::thread::scope(|scope| {
             // Admitted only when the first is gone, which holds all of the budget.
             scope.spawn(|| tx.send((1, 'b', budget.admit(1, &[Stage::Detect], &stop))).map(|()| drop(tx)));
-            assert_eq!(collect(&rx, &budget, true, 2), ["a", "b"]);
+            assert_eq!(collect(&rx, &budget, 2), ["a", "b"]);
         });
-    }
-
-    #[test]
-    fn a_stack_uses_its_memory_again_and_leaves_nothing_of_the_last_call() {
-        let mut stack = Stack::default();
-        let size = Size::new(2, 1);
-        let first = stack.of([[1.0; 6].as_slice(), &[2.0; 6]].into_iter(), 2, size);
-        assert_eq!(first.as_slice().unwrap()[5..7], [1.0, 2.0]);
-        let place = first.as_ptr();
-        stack.keep(first);
-        let second = stack.of([[3.0; 6].as_slice(), &[]].into_iter(), 2, size);
-        assert_eq!((second.as_ptr(), second.sum()), (place, 18.0));
     }
 }

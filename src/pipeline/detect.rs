@@ -1,18 +1,21 @@
 //! `detect`: a thread that owns a session of the detector.
 
-use std::iter;
 use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
 
 use crossbeam_channel::{Receiver, Sender};
 
 use super::Job;
-use super::batch::{Batches, Stack};
+use super::ahead::each_batch;
+use super::batch::Batches;
 use super::budget::Budget;
 use super::calls::{Answer, Attempt, Calls, NanWatch};
 use super::message::{Decoded, Located, Origin, finished};
 use super::progress::{Progress, Step};
+use super::stack::{Image, Stack};
 use crate::error::Error;
 use crate::geometry::Size;
+use crate::model::memory::HostMemory;
 use crate::model::{Asked, Detector, Found, Loaded, ModelError};
 use crate::row::{Finished, Outcome, RowError, Stage};
 
@@ -23,27 +26,27 @@ const HARMLESS_PROMPT: &str = "object.";
 pub(super) fn run(
     job: &Job<'_>,
     mut detector: Box<dyn Detector>,
-    mut calls: Calls<'_>,
+    (calls, memory): (&Calls<'_>, &HostMemory),
     budget: &Budget,
     decoded: &Receiver<Decoded>,
     (located, commit): (&Sender<Located>, &Sender<Finished>),
 ) -> Result<(), Error> {
     let floor = job.config.detect.as_ref().map_or(0.0, |d| d.candidate_floor);
     let arrived = |d: &mut Decoded| d.image.held.came_to(Stage::Detect);
-    let flow = (job.progress, budget);
-    let mut batches = Batches::new(decoded, flow, Stage::Detect, job.on_host, |d: &Decoded| d.size, arrived);
-    let (mut nan, mut stack) = (NanWatch::default(), Stack::default());
-    while let Some(batch) = batches.next(|size| calls.images(*size)) {
+    let (flow, in_hand) = ((job.progress, budget), AtomicUsize::new(0));
+    let batches = Batches::new(decoded, flow, Stage::Detect, job.patience(&in_hand), |d: &Decoded| d.size, arrived);
+    let mut nan = NanWatch::default();
+    let place = (job.progress, job.stop, memory);
+    each_batch(place, batches, |size| calls.images(*size), |d| d.size, |batch, stack| {
         if job.stop.is_ending() {
-            continue;
+            return Ok(());
         }
         let size = batch[0].size;
         count_padding(job.progress, &batch);
         let asked: Vec<Asked<'_>> =
             batch.iter().map(|d| Asked { prompt: d.image.claim.prompt.as_deref(), valid: d.placed.valid }).collect();
-        let mut attempt =
-            DetectorCall { detector: detector.as_mut(), stack: &mut stack, images: &batch, asked, size, floor };
-        let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { continue };
+        let mut attempt = DetectorCall { detector: detector.as_mut(), stack, images: &batch, asked, size, floor };
+        let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { return Ok(()) };
         nan.look(&answers)?;
         for (Decoded { mut image, tensor, placed, .. }, answer) in batch.into_iter().zip(answers) {
             drop(tensor);
@@ -61,8 +64,14 @@ pub(super) fn run(
                 }
             }
         }
+        Ok(())
+    })
+}
+
+impl Image for Decoded {
+    fn values(&self) -> &[f32] {
+        &self.tensor
     }
-    Ok(())
 }
 
 fn count_padding(progress: &Progress, batch: &[Decoded]) {
@@ -91,16 +100,12 @@ impl Attempt for DetectorCall<'_> {
     }
 
     fn call(&mut self, range: Range<usize>) -> Result<Vec<Result<Found, RowError>>, ModelError> {
-        let images = self.images[range.clone()].iter().map(|d| d.tensor.as_slice());
-        let tensor = self.stack.of(images, range.len(), self.size);
-        let answers = self.detector.detect(&tensor, &self.asked[range], self.floor);
-        self.stack.keep(tensor);
-        answers
+        let tensor = self.stack.of(self.images, range.clone(), self.size);
+        self.detector.detect(tensor, &self.asked[range], self.floor)
     }
 
     fn blank(&mut self) -> bool {
-        let blank = self.stack.of(iter::empty(), 1, self.size);
         let asked = Asked { prompt: Some(HARMLESS_PROMPT), valid: self.size };
-        self.detector.detect(&blank, &[asked], self.floor).is_ok()
+        self.detector.detect(self.stack.blank(self.size), &[asked], self.floor).is_ok()
     }
 }
