@@ -69,8 +69,11 @@ measure() {
     "$BINARY" add "$FOLDER/$name.db" "$@" >/dev/null
     nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 >"$FOLDER/$name.memory" &
     SAMPLER=$!
-    "$BINARY" run "$FOLDER/$name.db" --detector "$MODELS/yolov3-tiny" --embedder "$MODELS/efficientnet-lite0" \
-        --device "$device" --runtime "$LIBRARY" --batch 8 --json >"$FOLDER/$name.json" || die "the run on $device failed"
+    "$BINARY" -v run "$FOLDER/$name.db" --detector "$MODELS/yolov3-tiny" --embedder "$MODELS/efficientnet-lite0" \
+        --device "$device" --runtime "$LIBRARY" --batch 8 --json >"$FOLDER/$name.json" 2>"$FOLDER/$name.log" || {
+        cat "$FOLDER/$name.log" >&2
+        die "the run on $device failed"
+    }
     kill "$SAMPLER" 2>/dev/null || true
     SAMPLER=
     python3 - "$name" "$FOLDER/$name.json" "$FOLDER/$name.memory" <<'PYTHON'
@@ -83,5 +86,15 @@ PYTHON
 measure cpu cpu "$IMAGES"
 measure cuda cuda "$IMAGES"
 measure cuda-long cuda --from "$FOLDER/rows.jsonl"
+# Without page-locked memory a run works all the same and is slower, so it has to be asked for.
+pinned() {
+    [[ $(grep -c "$1" "$FOLDER/cuda.log") -eq $2 ]] || {
+        cat "$FOLDER/cuda.log" >&2
+        die "not $2 times in the log of the run on CUDA: $1"
+    }
+}
+pinned "tensors of calls are filled in page-locked memory" 1
+pinned "its outputs come into page-locked memory" 2
+say "inputs and outputs of both models were in page-locked memory"
 # CUDA sums in another order and may use TF32 in convolutions.
 python3 scripts/compare_dumps.py "$FOLDER/cpu.db" "$FOLDER/cuda.db" --box-px 2 --score 0.01 --cosine 0.999

@@ -104,6 +104,8 @@ pub struct DetectConfig {
     pub labels: Labels,
     /// Detections at or below this score are forgotten.
     pub candidate_floor: f32,
+    /// Sides of tensors that follow the picture are rounded up to a multiple of this; `None` for the model's own sides.
+    pub shape_step_px: Option<u32>,
     /// Which candidates become regions.
     pub selection: Selection,
 }

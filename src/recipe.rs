@@ -48,6 +48,9 @@ pub enum Fit {
         longest_px: u32,
         /// 1 where any side will do.
         multiple_px: u32,
+        /// The tensor's sides are rounded up to a multiple of this, so that pictures share a shape; beside and below the
+        /// picture it is 0 after normalisation. 1 where the tensor is the picture.
+        step_px: u32,
     },
     /// Scaled until it fits, put into the top left corner; the rest is 0 after normalisation. What a family of
     /// `Scale` gets where its graph has a fixed size.
@@ -75,8 +78,14 @@ pub struct ImageInput {
 impl ImageInput {
     /// Size of the tensor of a picture or region of `region` pixels.
     pub fn tensor_size(&self, region: Size) -> Size {
+        stepped(self.picture_size(region), self.fit)
+    }
+
+    /// Size of the part of that tensor, from its top left corner, which [`Fit::Scale`] gives to the picture; with any
+    /// other fit the whole.
+    pub fn picture_size(&self, region: Size) -> Size {
         match self.fit {
-            Fit::Scale { shortest_px, longest_px, multiple_px } => {
+            Fit::Scale { shortest_px, longest_px, multiple_px, .. } => {
                 scaled(region, shortest_px, longest_px, multiple_px.max(1))
             }
             Fit::Squash | Fit::Pad { .. } | Fit::Center { .. } | Fit::Corner | Fit::SquareBlur => self.size,
@@ -91,7 +100,7 @@ impl ImageInput {
     /// The largest tensor that a picture can get; with [`Fit::Scale`] it may also lie on its side.
     pub fn size_most(&self) -> Size {
         match self.fit {
-            Fit::Scale { shortest_px, longest_px, .. } => Size::new(longest_px, shortest_px),
+            Fit::Scale { shortest_px, longest_px, .. } => stepped(Size::new(longest_px, shortest_px), self.fit),
             _ => self.size,
         }
     }
@@ -99,6 +108,17 @@ impl ImageInput {
     /// The most that [`Self::values`] can be.
     pub fn values_most(&self) -> usize {
         (self.size_most().pixels() as usize).saturating_mul(3)
+    }
+}
+
+/// Sides rounded up as [`Fit::Scale`] says.
+fn stepped(size: Size, fit: Fit) -> Size {
+    match fit {
+        Fit::Scale { step_px, .. } => {
+            let side = |px: u32| px.checked_next_multiple_of(step_px.max(1)).unwrap_or(px);
+            Size::new(side(size.width_px), side(size.height_px))
+        }
+        _ => size,
     }
 }
 
@@ -253,6 +273,9 @@ pub struct DetectRecipe {
     /// At what size JPEGs are decoded.
     #[serde(default = "exact", skip_serializing_if = "is_exact")]
     pub decode: Decode,
+    /// `--shape-step`, where it is used. Recipes without the key are from before it, and without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape_step_px: Option<u32>,
     /// Which candidates become regions.
     pub selection: Selection,
 }
@@ -302,7 +325,7 @@ mod tests {
         ImageInput {
             size: Size::new(longest_px, longest_px),
             filter: Filter::Bilinear,
-            fit: Fit::Scale { shortest_px, longest_px, multiple_px },
+            fit: Fit::Scale { shortest_px, longest_px, multiple_px, step_px: 1 },
             mean: [0.0; 3],
             std: [1.0; 3],
         }
@@ -334,11 +357,39 @@ mod tests {
         assert_eq!(scale(800, 1333, 1).tensor_size(Size::new(1, 9000)), Size::new(1, 1333));
     }
 
+    fn stepped_by(step_px: u32) -> ImageInput {
+        let fit = Fit::Scale { shortest_px: 800, longest_px: 1333, multiple_px: 1, step_px };
+        ImageInput { fit, ..scale(800, 1333, 1) }
+    }
+
     #[test]
     fn no_picture_needs_more_than_the_most() {
-        let input = scale(800, 1333, 1);
-        for (width, height) in [(1, 1), (1333, 800), (3000, 1800), (799, 1333), (5, 4)] {
-            assert!(input.values(Size::new(width, height)) <= input.values_most(), "{width}x{height}");
+        for input in [1, 64, 100, 512].map(stepped_by) {
+            for (width, height) in [(1, 1), (1333, 800), (3000, 1800), (799, 1333), (5, 4)] {
+                assert!(input.values(Size::new(width, height)) <= input.values_most(), "{width}x{height}");
+            }
         }
+    }
+
+    #[test]
+    fn a_step_rounds_the_tensors_sides_up_and_leaves_the_picture_its_own() {
+        let region = Size::new(640, 427);
+        assert_eq!(stepped_by(64).tensor_size(region), Size::new(1216, 832));
+        assert_eq!(stepped_by(64).picture_size(region), Size::new(1199, 800));
+        assert_eq!(stepped_by(50).tensor_size(Size::new(300, 200)), Size::new(1200, 800), "nothing to round");
+        assert_eq!(stepped_by(64).size_most(), Size::new(1344, 832));
+    }
+
+    #[test]
+    fn a_step_leaves_few_shapes_of_many() {
+        // Sides of photos as cameras, telephones and hands that crop give them.
+        let photos = (0..400_u32).map(|n| Size::new(1200 + n * 37 % 1900, 900 + n * 53 % 1600));
+        let shapes = |input: &ImageInput| {
+            let all: std::collections::BTreeSet<_> =
+                photos.clone().map(|photo| input.tensor_size(photo)).map(|s| (s.width_px, s.height_px)).collect();
+            all.len()
+        };
+        let counts = [1, 32, 64, 128].map(|step| shapes(&stepped_by(step)));
+        assert!(counts[0] > 200 && counts[2] <= 24 && counts.is_sorted_by(|a, b| a > b), "{counts:?}");
     }
 }

@@ -6,7 +6,8 @@ Environment: scripts/models/requirements-export.txt. Writes, laid out as in test
 
     models/grounding-dino-tiny/   the seeded tiny model, exported and verified by export_grounding_dino.py
     golden/pixels/                each picture after the reference's resize, before normalising; lossless WebP
-    golden/reference.json         for those pixels: tokens, outputs and detections, one by one and in a padded batch
+    golden/reference.json         for those pixels: tokens, outputs and detections, one by one, in a padded batch, and
+                                  with each picture's sides filled up to multiples of a step
 
 and says how far the numbers are from those in tests/data. They are equal with the pinned packages, but for
 rounding. `topk_gap_least` of a picture says how near its kept queries are to a tie.
@@ -61,6 +62,8 @@ PROMPTS = {
     "10_wide_1600x240_prog.jpg": "a man. a tie. a shirt.",
     "11_pal_png16.png": "a rocket. a tower. smoke.",
 }
+STEP_PX = 64
+STEPPED = ["05_coffee_exif5_444.jpg", "06_grey_camera.jpg", "10_wide_1600x240_prog.jpg"]
 BATCH = ["00_cat_portrait.jpg", "02_china_640x427.jpg", "06_grey_camera.jpg", "07_cmyk_chelsea.jpg"]
 
 
@@ -100,9 +103,14 @@ class Golden:
         self.pixels = out / "pixels"
         self.pixels.mkdir(parents=True, exist_ok=True)
 
-    def answer(self, images: list[Image.Image], prompts: list[str]) -> tuple[dict[str, np.ndarray], Answer, list]:
-        """Inputs, outputs and detections of one batch."""
+    def answer(
+        self, images: list[Image.Image], prompts: list[str], step: int = 1
+    ) -> tuple[dict[str, np.ndarray], Answer, list]:
+        """Inputs, outputs and detections of one batch whose sides are multiples of `step`."""
         tensors = self.processor(images=images, text=prompts, padding=True, return_tensors="pt")
+        height, width = tensors["pixel_values"].shape[2:]
+        for name in ("pixel_values", "pixel_mask"):
+            tensors[name] = torch.nn.functional.pad(tensors[name], (0, -width % step, 0, -height % step))
         inputs = {name: tensor.numpy() for name, tensor in tensors.items()}
         answer = self.reference.run(inputs)
         output = GroundingDinoObjectDetectionOutput(
@@ -146,6 +154,21 @@ class Golden:
             "topk_gap_least": gap,
         }
 
+    def stepped(self, file: str) -> dict:
+        """One picture in a tensor that is larger than it; the mask says where it ends."""
+        inputs, answer, _ = self.answer([upright_rgb(PICTURES / file)], [PROMPTS[file]], STEP_PX)
+        height, width = inputs["pixel_values"].shape[2:]
+        return {
+            "name": Path(file).stem,
+            "prompt": PROMPTS[file],
+            "step": STEP_PX,
+            "tensor": [width, height],
+            "input_ids": inputs["input_ids"][0].tolist(),
+            "logits": rounded_all(answer.logits[0][:, : inputs["input_ids"].shape[1]]),
+            "pred_boxes": rounded_all(answer.boxes[0]),
+            "topk_gap_least": self.reference.least_gap(answer.queries.shape[1]),
+        }
+
     def batch(self, files: list[str]) -> dict:
         prompts = [PROMPTS[file] for file in files]
         inputs, answer, detections = self.answer([upright_rgb(PICTURES / file) for file in files], prompts)
@@ -177,8 +200,8 @@ def largest_difference(found: object, expected: object) -> float:
 
 def differences(found: dict, expected: dict) -> str:
     """The largest differences by kind: outputs, and detections, whose boxes are pixels of the picture."""
-    detections = "items" if "items" in expected else "detections"
-    kinds = {"logits": "logits", "boxes": "pred_boxes", "detections": detections}
+    detections = next((key for key in ("items", "detections") if key in expected), None)
+    kinds = {"logits": "logits", "boxes": "pred_boxes"} | ({"detections": detections} if detections else {})
     numbers = [f"{kind} {largest_difference(found[key], expected[key]):.1e}" for kind, key in kinds.items()]
     inputs = all(found[key] == expected[key] for key in ("tensor", "input_ids"))
     return f"inputs {'equal' if inputs else 'DIFFERENT'}; " + ", ".join(numbers)
@@ -191,6 +214,8 @@ def compare(out: Path, content: dict) -> None:
         pixels = [np.asarray(Image.open(each / f"golden/pixels/{found['name']}.webp")) for each in (out, COMMITTED)]
         same = "equal" if np.array_equal(*pixels) else "DIFFERENT"
         print(f"{found['name']:22} pixels {same}, {differences(found, expected)}")
+    for found, expected in zip(content["stepped"], committed["stepped"]):
+        print(f"{found['name']:22} filled up, {differences(found, expected)}")
     print(f"{'batch':22} {differences(content['batch'], committed['batch'])}")
 
 
@@ -204,7 +229,8 @@ def main() -> None:
         export(Path(temporary), out / MODEL, opset=17)
         golden = Golden(Path(temporary), out / "golden")
         pictures = [golden.picture(file, prompt) for file, prompt in PROMPTS.items()]
-        content = {"pictures": pictures, "batch": golden.batch(BATCH)}
+        stepped = [golden.stepped(file) for file in STEPPED]
+        content = {"pictures": pictures, "batch": golden.batch(BATCH), "stepped": stepped}
     (out / "golden/reference.json").write_text(json.dumps(content, separators=(",", ":")))
     compare(out, content)
 

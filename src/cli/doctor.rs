@@ -127,6 +127,7 @@ fn detector(model: &Path, args: &DoctorArgs, place: Option<&Place>, facts: &mut 
         prompt: None,
         labels: Labels::Spans,
         candidate_floor: settings.candidate_floor,
+        shape_step_px: settings.shape_step_px,
         selection: settings.selection(),
     };
     let (mut detector, note) = detector::load(&files, &config, &place.runtime, &place.device)?;

@@ -107,6 +107,22 @@ pub(crate) fn pixels(text: &str) -> Result<f32, String> {
     }
 }
 
+/// With longer steps most of a tensor would be filling.
+const STEP_MOST_PX: u32 = 1024;
+
+/// Pixels, or the word `none`. Not an `Option`: clap takes that for a flag that may be left out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepOrNone(pub(crate) Option<u32>);
+
+/// `none`, or a step of 2 to 1024 pixels: one of 1 is none.
+pub(crate) fn step_or_none(text: &str) -> Result<StepOrNone, String> {
+    match text.parse() {
+        _ if text == "none" => Ok(StepOrNone(None)),
+        Ok(step_px) if (2..=STEP_MOST_PX).contains(&step_px) => Ok(StepOrNone(Some(step_px))),
+        _ => Err(format!("write a number of pixels from 2 to {STEP_MOST_PX}, as 64, or `none`")),
+    }
+}
+
 /// A text, or the word `none`. Not an `Option`: clap takes that for a flag that may be left out.
 #[derive(Clone, Debug)]
 pub(crate) struct TextOrNone(pub(crate) Option<String>);

@@ -50,6 +50,7 @@ impl Recipes {
                     candidate_floor: detect.candidate_floor,
                     truncated: config.decode.truncated,
                     decode: config.decode.mode,
+                    shape_step_px: detect.shape_step_px,
                     selection: detect.selection.clone(),
                 })
                 .clone()

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use croprow::config::{CudnnSearch, Device, Precision, Stale, Vram};
 use croprow::recipe::{CropFit, Decode, Keep, Labels, Nms, OnEmpty, Truncated};
 
-use super::parse::{self, OrAuto, PathOrNone, TextOrNone};
+use super::parse::{self, OrAuto, PathOrNone, StepOrNone, TextOrNone};
 
 /// Work until nothing is pending.
 #[derive(Args)]
@@ -70,6 +70,10 @@ pub(crate) struct RunArgs {
     /// Decode JPEGs no larger than gives the results of the full size, or at full size [default: scaled]
     #[arg(long)]
     pub(crate) decode: Option<DecodeFlag>,
+    /// Fill the tensors of a detector that keeps proportions up to multiples of so many pixels, so that photos of many
+    /// sizes share batches; for detectors with a pixel mask [default: none]
+    #[arg(long, value_name = "PX|none", value_parser = parse::step_or_none)]
+    pub(crate) shape_step: Option<StepOrNone>,
     /// Images in one call of a model, or auto: what measurement finds best [default: auto]
     #[arg(long, value_name = "N|auto", value_parser = parse::count_or_auto)]
     pub(crate) batch: Option<OrAuto>,

@@ -77,6 +77,8 @@ pub(crate) struct Settings {
     /// Databases from before this setting were worked on at full size, and stay so.
     #[serde(default = "exact")]
     pub(crate) decode: Decode,
+    /// `None`: every picture has a shape of its own, where its detector wants that.
+    pub(crate) shape_step_px: Option<u32>,
     pub(crate) gpu: GpuConfig,
     pub(crate) staged: bool,
     /// `None`: as many as this machine has cores.
@@ -116,6 +118,7 @@ impl Default for Settings {
             condition: None,
             batch_size: Batch::Auto,
             decode: Decode::Scaled,
+            shape_step_px: None,
             gpu: GpuConfig { vram: VRAM, cudnn_search: CudnnSearch::Heuristic, cudnn_max_workspace: false },
             staged: false,
             threads: None,
@@ -157,6 +160,7 @@ impl Settings {
             root: args.root.clone().map_or(self.root, |path| path.0),
             batch_size: args.batch.map_or(self.batch_size, |n| n.0.map_or(Batch::Auto, |n| Batch::Fixed(n as usize))),
             decode: args.decode.map_or(self.decode, Into::into),
+            shape_step_px: args.shape_step.map_or(self.shape_step_px, |step| step.0),
             gpu: GpuConfig {
                 vram: args.vram.unwrap_or(self.gpu.vram),
                 cudnn_search: args.cudnn_search.map_or(self.gpu.cudnn_search, Into::into),
@@ -238,6 +242,7 @@ impl Settings {
                 prompt: self.prompt.clone(),
                 labels: self.labels,
                 candidate_floor: self.candidate_floor,
+                shape_step_px: self.shape_step_px,
                 selection: self.selection(),
             }),
             embed: self.embedder.clone().map(|model| EmbedConfig {
@@ -299,16 +304,17 @@ mod tests {
     #[test]
     fn a_restart_without_flags_has_the_settings_of_the_last_run() {
         let line = "run x.db --detector /m/a.onnx --embedder /m/b --device cpu --box-threshold 0.5 --keep 3 --on-empty whole \
-                    --truncated use --max-pixels 1000 --crop-fit pad --normalize yes --crops /c --root /r --where tag='x' --batch 2 --threads 1 --memory 1GiB --vram 6GiB --decode exact --staged \
+                    --truncated use --max-pixels 1000 --crop-fit pad --normalize yes --crops /c --root /r --where tag='x' --shape-step 64 --batch 2 --threads 1 --memory 1GiB --vram 6GiB --decode exact --staged \
                     --cudnn-search exhaustive --cudnn-workspace max";
         let first = Settings::default().overridden_by(&args(line));
         let json = serde_json::to_string(&first).unwrap();
         let second = Settings::remembered(Some(&json)).unwrap().overridden_by(&args("run x.db"));
         assert_eq!(second, first);
         let third = second
-            .overridden_by(&args("run x.db --detector none --crop-fit model --crops none --root none --where none --batch auto --staged auto"));
+            .overridden_by(&args("run x.db --detector none --crop-fit model --crops none --root none --where none --batch auto --staged auto --shape-step none"));
         assert_eq!((third.detector, third.crop_fit, third.crops), (None, None, None));
         assert_eq!((third.root, third.condition), (None, None));
+        assert_eq!((first.shape_step_px, third.shape_step_px), (Some(64), None));
         assert_eq!((third.batch_size, third.staged), (Batch::Auto, false));
     }
 
@@ -317,5 +323,6 @@ mod tests {
         let settings = Settings::remembered(Some(r#"{"embedder": "/m/b", "gone": 1, "batch": 4}"#)).unwrap();
         assert_eq!((settings.embedder, settings.batch_size), (Some(PathBuf::from("/m/b")), Batch::Auto));
         assert_eq!((settings.decode, Settings::default().decode), (Decode::Exact, Decode::Scaled));
+        assert_eq!(settings.shape_step_px, None);
     }
 }

@@ -13,12 +13,13 @@ use super::library::Runtime;
 use super::owl::Owl;
 use super::session::Graph;
 use super::text::Text;
+use super::transformer::MaskPort;
 use super::yolo::Yolo;
 use crate::config::DetectConfig;
 use crate::error::Error;
 use crate::geometry::Size;
 use crate::printable;
-use crate::recipe::{Filter, Fit, Labels};
+use crate::recipe::{Filter, Fit, ImageInput, Labels};
 
 /// Mean and deviation of ImageNet, which the detection transformers were trained with.
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
@@ -48,16 +49,24 @@ pub fn load(
             printable::path(&files.onnx)
         )));
     }
+    if detect.shape_step_px.is_some() && MaskPort::of(&graph).is_none() {
+        return Err(Error::Usage(format!(
+            "--shape-step fills tensors up, and the detector {} has no pixel_mask that tells it where a picture ends; take \
+             --shape-step none",
+            printable::path(&files.onnx)
+        )));
+    }
+    let stepped = |input| stepped(input, files, detect.shape_step_px);
     Ok(match family {
         Family::Yolo => boxed(Yolo::load(graph, &card)?),
         Family::Detr => {
             let input = input_of(&graph, files, &card, Draft::default(), Fit::Corner)?;
-            boxed(Detr::load(graph, input, &card, &config)?)
+            boxed(Detr::load(graph, stepped(input)?, &card, &config)?)
         }
         Family::GroundingDino => {
             let input = input_of(&graph, files, &card, grounding_dino_habit(), Fit::Corner)?;
             let text = text_of(&graph, files)?;
-            boxed(GroundingDino::load(graph, input, text, &config, detect)?)
+            boxed(GroundingDino::load(graph, stepped(input)?, text, &config, detect)?)
         }
         Family::Owl => {
             let input = input_of(&graph, files, &card, Draft::default(), Fit::Corner)?;
@@ -65,6 +74,24 @@ pub fn load(
             boxed(Owl::load(graph, input, text, detect)?)
         }
     })
+}
+
+/// # Errors
+/// Pictures of every size have the same tensor already.
+fn stepped(input: ImageInput, files: &ModelFiles, step_px: Option<u32>) -> Result<ImageInput, Error> {
+    match (step_px, input.fit) {
+        (None, _) => Ok(input),
+        (Some(step_px), Fit::Scale { shortest_px, longest_px, multiple_px, .. }) => {
+            let fit = Fit::Scale { shortest_px, longest_px, multiple_px, step_px };
+            Ok(ImageInput { fit, ..input })
+        }
+        (Some(_), _) => Err(Error::Usage(format!(
+            "--shape-step: every picture has {}x{} pixels in the detector {} already; take --shape-step none",
+            input.size.width_px,
+            input.size.height_px,
+            printable::path(&files.onnx)
+        ))),
+    }
 }
 
 fn boxed<D: Detector + 'static>((detector, note): (D, Option<String>)) -> (Box<dyn Detector>, Option<String>) {
@@ -112,7 +139,7 @@ fn grounding_dino_habit() -> Draft {
     Draft {
         size: Some(Size::new(1333, 1333)),
         filter: Some(Filter::Bilinear),
-        fit: Some(Fit::Scale { shortest_px: 800, longest_px: 1333, multiple_px: 1 }),
+        fit: Some(Fit::Scale { shortest_px: 800, longest_px: 1333, multiple_px: 1, step_px: 1 }),
         mean: Some(MEAN),
         std: Some(STD),
     }

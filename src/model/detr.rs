@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
-use ndarray::{Array4, ArrayView1, ArrayView2, Axis};
+use ndarray::{ArrayView1, ArrayView2};
 
 use super::card::{Card, Scores};
 use super::facts::{self, Facts};
 use super::hub::HubConfig;
-use super::session::Graph;
+use super::memory::ImageBatch;
+use super::session::{Graph, Images};
 use super::transformer::{Heads, MaskPort, check_answer, corner_box, image_of, sigmoid, trial_size};
 use super::{Asked, Detector, Found, ModelError, loaded_graph};
 use crate::candidate::{Candidate, Naming, Vocabulary};
@@ -81,20 +82,20 @@ impl Detector for Detr {
 
     fn detect(
         &mut self,
-        batch: &Array4<f32>,
+        batch: &dyn ImageBatch,
         asked: &[Asked<'_>],
         floor: f32,
     ) -> Result<Vec<Result<Found, RowError>>, ModelError> {
         if asked.is_empty() {
             return Ok(Vec::new());
         }
-        let (_, _, height, width) = batch.dim();
+        let (_, _, height, width) = batch.images().dim();
         let size = Size::new(width as u32, height as u32);
-        let filled = self.graph.filled(batch)?;
-        let feeds: Vec<_> = self.mask.map(|mask| mask.feed(filled.len_of(Axis(0)), size, asked)).into_iter().collect();
+        let filled = self.graph.filled(Images::of(batch))?;
+        let feeds: Vec<_> = self.mask.map(|mask| mask.feed(filled.len(), size, asked)).into_iter().collect();
         let (scores, vocabulary) = (self.scores, &self.vocabulary);
         let masked = self.mask.is_some();
-        self.graph.call(filled.view(), &feeds, &self.heads.both(), |given| {
+        self.graph.call(&filled, &feeds, &self.heads.both(), |given| {
             let one = |(index, asked): (usize, &Asked<'_>)| {
                 // Without a mask the model cannot know where the picture ends.
                 let frame = if masked { asked.valid } else { size };

@@ -33,6 +33,8 @@ pub struct EffectiveDevice {
     cuda: Option<Cuda>,
     /// Threads of a session on the host that does not share the pool of all others.
     own_threads: Option<usize>,
+    /// Tensors of calls lie where the device reads and writes by itself.
+    bound: bool,
 }
 
 /// How sessions use a CUDA device.
@@ -48,12 +50,12 @@ struct Cuda {
 impl EffectiveDevice {
     /// The CPU.
     pub fn cpu(note: Option<String>) -> Self {
-        Self { word: "cpu".to_owned(), note, cuda: None, own_threads: None }
+        Self { word: "cpu".to_owned(), note, cuda: None, own_threads: None, bound: false }
     }
 
     fn cuda(number: u32, gpu: &GpuConfig) -> Self {
         let cuda = Cuda { number, search: gpu.cudnn_search, max_workspace: gpu.cudnn_max_workspace, arena_bytes: None };
-        Self { word: format!("cuda:{number}"), note: None, cuda: Some(cuda), own_threads: None }
+        Self { word: format!("cuda:{number}"), note: None, cuda: Some(cuda), own_threads: None, bound: true }
     }
 
     /// The same for sessions whose arena may grow to `arena_bytes`. Nothing changes on the CPU.
@@ -64,6 +66,17 @@ impl EffectiveDevice {
     /// The same for sessions that compute with so many threads of their own; `None` for the pool that all share.
     pub(super) fn with_own_threads(&self, own_threads: Option<usize>) -> Self {
         Self { own_threads, ..self.clone() }
+    }
+
+    /// The same, with the tensors of calls in memory of the runtime's allocators, as on a GPU. On the host that gains
+    /// nothing: it is how the tests come that way without one.
+    pub fn bound(&self) -> Self {
+        Self { bound: true, ..self.clone() }
+    }
+
+    /// True where the tensors of calls lie in memory that the device reads and writes by itself.
+    pub(super) fn is_bound(&self) -> bool {
+        self.bound
     }
 
     /// Number of the CUDA device.
@@ -147,6 +160,14 @@ pub(super) fn builder(runtime: &Runtime, device: &EffectiveDevice) -> ort::Resul
     }
 }
 
+/// A session of the built-in graph: the device is there, and its allocators can be had.
+///
+/// # Errors
+/// The runtime cannot open it there.
+pub(super) fn probe(runtime: &Runtime, device: &EffectiveDevice) -> ort::Result<Session> {
+    builder(runtime, device)?.commit_from_memory(PROBE)
+}
+
 fn has_driver() -> bool {
     DRIVER_SIGNS.iter().any(|sign| Path::new(sign).exists())
 }
@@ -162,8 +183,7 @@ fn try_cuda(runtime: &Runtime, device: &EffectiveDevice) -> Result<(), String> {
         }
     }
     preload_neighbours(&runtime.path);
-    let opened = builder(runtime, device).and_then(|mut b| b.commit_from_memory(PROBE));
-    match opened {
+    match probe(runtime, device) {
         Ok(_) => Ok(()),
         Err(error) => Err(explain(error.message(), &runtime.path)),
     }

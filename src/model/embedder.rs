@@ -1,8 +1,6 @@
 //! Embedders: any graph with an image in and a vector out. `croprow.toml` or `preprocessor_config.json` beside
 //! it says how it is fed; nothing is guessed, because a nearly right input gives nearly right vectors.
 
-use ndarray::Array4;
-
 use super::card::Card;
 use super::constants::Constants;
 use super::device::EffectiveDevice;
@@ -11,6 +9,7 @@ use super::files::ModelFiles;
 use super::hub::HubConfig;
 use super::input::{self, Draft};
 use super::library::Runtime;
+use super::memory::ImageBatch;
 use super::pooling::{self, Reading};
 use super::session::Graph;
 use super::{Embedder, ModelError, detector, loaded_graph};
@@ -95,7 +94,7 @@ impl Embedder for VectorModel {
         self.has_patches
     }
 
-    fn embed(&mut self, batch: &Array4<f32>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError> {
+    fn embed(&mut self, batch: &dyn ImageBatch) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError> {
         let (reading, dim, normalize) = (self.reading, self.dim, self.normalize);
         let constants = &self.constants;
         let extra = |images: usize, size: Size| constants.feeds(images, size);

@@ -100,9 +100,10 @@ fn fit(fit: Fit) -> String {
         Fit::Center { resize_shortest_px } => {
             format!("center: short side to {resize_shortest_px}, then the middle; borders are cut off")
         }
-        Fit::Scale { shortest_px, longest_px, multiple_px } => {
+        Fit::Scale { shortest_px, longest_px, multiple_px, step_px } => {
             let multiple = if multiple_px > 1 { format!(", multiples of {multiple_px}") } else { String::new() };
-            format!("scale: short side to {shortest_px}, long side at most {longest_px}{multiple}")
+            let step = if step_px > 1 { format!(", filled up to multiples of {step_px}") } else { String::new() };
+            format!("scale: short side to {shortest_px}, long side at most {longest_px}{multiple}{step}")
         }
         Fit::Corner => "corner: whole picture at the top left, the rest 0".to_owned(),
         Fit::SquareBlur => "square: whole picture at the top left of a black square".to_owned(),
@@ -111,7 +112,9 @@ fn fit(fit: Fit) -> String {
 
 /// Inputs and outputs with their types; for [`Loaded::describe`](super::Loaded::describe).
 pub(super) fn of_graph(graph: &Graph) -> Facts {
-    vec![("inputs", port::describe(&graph.inputs)), ("outputs", port::describe(&graph.outputs))]
+    let mut facts = vec![("inputs", port::describe(&graph.inputs)), ("outputs", port::describe(&graph.outputs))];
+    facts.extend(graph.output_memory().map(|memory| ("outputs in", memory.to_owned())));
+    facts
 }
 
 /// The labels of a detector of fixed classes.
@@ -152,7 +155,7 @@ mod tests {
 
     #[test]
     fn an_input_is_told_in_words() {
-        let fit = Fit::Scale { shortest_px: 800, longest_px: 1333, multiple_px: 16 };
+        let fit = Fit::Scale { shortest_px: 800, longest_px: 1333, multiple_px: 16, step_px: 1 };
         let (mean, std) = ([0.5; 3], [0.25, 1.0, 1.0]);
         let input = ImageInput { size: Size::new(1333, 1333), filter: Filter::Bilinear, fit, mean, std };
         let facts = of_input(&input);

@@ -4,17 +4,17 @@
 //! Source: `transformers`, `modeling_grounding_dino.py` and `processing_grounding_dino.py`; the reading by token
 //! spans is this project's own, because the reference's may name what nobody asked for.
 
-use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ndarray::{Array2, Array4, ArrayView2, Axis, s};
+use ndarray::{Array2, ArrayView2, Axis, s};
 
 use super::facts::Facts;
 use super::hub::HubConfig;
+use super::memory::ImageBatch;
 use super::port::Feed;
 use super::prompt::{self, Label, Prompts};
-use super::session::Graph;
+use super::session::{Graph, Images};
 use super::text::{Text, Token};
 use super::transformer::{Heads, MaskPort, check_answer, corner_box, image_of, sigmoid, trial_size};
 use super::{Asked, Detector, Found, ModelError, loaded_graph};
@@ -125,22 +125,22 @@ impl GroundingDino {
     /// Candidates of pairs of an image of `batch` and a part of its prompt.
     fn read_pairs(
         &mut self,
-        batch: &Array4<f32>,
+        batch: &dyn ImageBatch,
         asked: &[Asked<'_>],
         pairs: &[(usize, &Chunk)],
         floor: f32,
     ) -> Result<Vec<Result<Vec<Candidate>, RowError>>, ModelError> {
-        let (_, _, height, width) = batch.dim();
+        let (_, _, height, width) = batch.images().dim();
         let size = Size::new(width as u32, height as u32);
         let places: Vec<usize> = pairs.iter().map(|(image, _)| *image).collect();
         // As a rule each image is asked once, and nothing has to be copied.
-        let images = if places.iter().copied().eq(0..batch.len_of(Axis(0))) {
-            Cow::Borrowed(batch)
+        let images = if places.iter().copied().eq(0..batch.images().len_of(Axis(0))) {
+            Images::of(batch)
         } else {
-            Cow::Owned(batch.select(Axis(0), &places))
+            Images::from(batch.images().select(Axis(0), &places))
         };
-        let filled = self.graph.filled(&images)?;
-        let rows = filled.len_of(Axis(0));
+        let filled = self.graph.filled(images)?;
+        let rows = filled.len();
         let mut chunks: Vec<&Chunk> = pairs.iter().map(|(_, chunk)| *chunk).collect();
         chunks.resize(rows, pairs[0].1);
         let padding = self.reader.text.padding;
@@ -148,7 +148,7 @@ impl GroundingDino {
         let masked: Vec<Asked<'_>> = pairs.iter().map(|(image, _)| asked[*image]).collect();
         feeds.extend(self.ports.pixel_mask.map(|mask| mask.feed(rows, size, &masked)));
         let (rule, has_mask) = (self.reader.rule, self.ports.pixel_mask.is_some());
-        self.graph.call(filled.view(), &feeds, &self.heads.both(), |given| {
+        self.graph.call(&filled, &feeds, &self.heads.both(), |given| {
             let one = |(row, (image, chunk)): (usize, &(usize, &Chunk))| {
                 // Without a mask the model cannot know where the picture ends.
                 let frame = if has_mask { asked[*image].valid } else { size };
@@ -174,7 +174,7 @@ impl Detector for GroundingDino {
 
     fn detect(
         &mut self,
-        batch: &Array4<f32>,
+        batch: &dyn ImageBatch,
         asked: &[Asked<'_>],
         floor: f32,
     ) -> Result<Vec<Result<Found, RowError>>, ModelError> {

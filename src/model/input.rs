@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn sides_that_follow_the_picture_leave_no_size_to_another_fit() {
-        let scale = Fit::Scale { shortest_px: 800, longest_px: 1333, multiple_px: 1 };
+        let scale = Fit::Scale { shortest_px: 800, longest_px: 1333, multiple_px: 1, step_px: 1 };
         let detr = Draft { size: Some(Size::new(1333, 1333)), fit: Some(scale), ..base() };
         assert_eq!(detr.clone().overlaid(&card(InputCard::default())).unwrap(), detr);
         let squash = InputCard { crop_fit: Some(CropFit::Squash), ..InputCard::default() };
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn an_absurd_size_is_refused_before_anything_is_allocated() {
         let sized = |size, fit| ImageInput { size, fit, ..base().finished().unwrap() };
-        let scale = Fit::Scale { shortest_px: 1_000_000_000, longest_px: 1_000_000_000, multiple_px: 1 };
+        let scale = Fit::Scale { shortest_px: 1_000_000_000, longest_px: 1_000_000_000, multiple_px: 1, step_px: 1 };
         for input in [
             sized(Size::new(100_000, 100_000), Fit::Squash),
             sized(Size::new(u32::MAX, u32::MAX), Fit::Squash),

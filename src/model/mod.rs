@@ -1,6 +1,7 @@
 //! Numbers to meaning: sessions of ONNX Runtime and the reading of their outputs. One adapter per output
 //! contract. Knows nothing of files of images, of rows or of threads; whoever owns a session calls it.
 
+mod bound;
 pub mod boxes;
 mod card;
 mod constants;
@@ -23,6 +24,7 @@ mod input;
 mod labels;
 mod layout;
 pub mod library;
+pub mod memory;
 mod onnx_file;
 mod owl;
 pub mod placing;
@@ -40,10 +42,9 @@ mod yolo;
 
 use std::sync::Arc;
 
-use ndarray::Array4;
-
 use self::device::EffectiveDevice;
 use self::facts::Facts;
+use self::memory::{HostMemory, ImageBatch};
 use crate::candidate::{Candidate, Vocabulary};
 use crate::error::Error;
 use crate::geometry::Size;
@@ -123,7 +124,7 @@ pub trait Detector: Loaded {
     /// True where an image needs a prompt: its own, or the one of the run.
     fn takes_prompts(&self) -> bool;
 
-    /// Candidates above `floor` for each image of `batch` (`[n, 3, height, width]`), in input pixels, not
+    /// Candidates above `floor` for each image of `batch`, in input pixels, not
     /// clipped, before any suppression, in the order of the graph's output. Outputs are copied to the host
     /// before this returns. An image with NaN in its output fails alone with code `nan_output`, one whose prompt
     /// cannot be used with `prompt`.
@@ -132,7 +133,7 @@ pub trait Detector: Loaded {
     /// The call failed as a whole.
     fn detect(
         &mut self,
-        batch: &Array4<f32>,
+        batch: &dyn ImageBatch,
         asked: &[Asked<'_>],
         floor: f32,
     ) -> Result<Vec<Result<Found, RowError>>, ModelError>;
@@ -167,12 +168,12 @@ pub trait Embedder: Loaded {
         false
     }
 
-    /// One vector of `dim` numbers for each image of `batch` (`[n, 3, height, width]`), L2-normalised where
+    /// One vector of `dim` numbers for each image of `batch`, L2-normalised where
     /// the model or the user says so. A vector that is not finite or all zero fails alone with `nan_output`.
     ///
     /// # Errors
     /// The call failed as a whole.
-    fn embed(&mut self, batch: &Array4<f32>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError>;
+    fn embed(&mut self, batch: &dyn ImageBatch) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError>;
 }
 
 /// What a run computes with.
@@ -189,6 +190,8 @@ pub struct Models {
     pub threads_per_session: usize,
     /// Where they compute.
     pub device: EffectiveDevice,
+    /// Where the tensors of calls should lie.
+    pub memory: HostMemory,
     /// Lines for the user about the models, to be logged by the caller.
     pub notes: Vec<String>,
 }

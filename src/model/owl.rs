@@ -4,12 +4,13 @@
 
 use std::sync::Arc;
 
-use ndarray::{Array2, Array4, ArrayView2, Axis, s};
+use ndarray::{Array2, ArrayView2, s};
 
 use super::facts::Facts;
+use super::memory::ImageBatch;
 use super::port::Feed;
 use super::prompt::{Label, Prompts};
-use super::session::Graph;
+use super::session::{Graph, Images};
 use super::text::Text;
 use super::transformer::{Heads, check_answer, corner_box, image_of, sigmoid, trial_size};
 use super::{Asked, Detector, Found, ModelError, loaded_graph};
@@ -145,7 +146,7 @@ impl Detector for Owl {
 
     fn detect(
         &mut self,
-        batch: &Array4<f32>,
+        batch: &dyn ImageBatch,
         asked: &[Asked<'_>],
         floor: f32,
     ) -> Result<Vec<Result<Found, RowError>>, ModelError> {
@@ -156,10 +157,10 @@ impl Detector for Owl {
         let Some((_, first)) = sound.first() else {
             return Ok(prepared.into_iter().map(|p| Err(p.err().unwrap_or_else(no_answer))).collect());
         };
-        let (_, _, height, width) = batch.dim();
+        let (_, _, height, width) = batch.images().dim();
         let size = Size::new(width as u32, height as u32);
-        let filled = self.graph.filled(batch)?;
-        let rows = filled.len_of(Axis(0));
+        let filled = self.graph.filled(Images::of(batch))?;
+        let rows = filled.len();
         // Rows without a usable prompt get another's: their answers are not read.
         let mut texts: Vec<&Prepared> = vec![first.as_ref(); rows];
         sound.iter().for_each(|(i, p)| texts[*i] = p.as_ref());
@@ -170,7 +171,7 @@ impl Detector for Owl {
             let range = begin..begin + per_image;
             let feeds =
                 text_feeds(self.input_ids, self.attention_mask, &texts, range.clone(), per_image, self.texts.tokens);
-            self.graph.call(filled.view(), &feeds, &self.heads.both(), |given| {
+            self.graph.call(&filled, &feeds, &self.heads.both(), |given| {
                 for (image, prepared) in &sound {
                     let labels = range.start..range.end.min(prepared.ids.nrows());
                     let read = image_of(&given[0], *image)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::device::{self, EffectiveDevice};
 use super::library::Runtime;
+use super::memory::HostMemory;
 use super::{ModelKind, Models, detector, embedder, files, vram};
 use crate::config::{Device, RunConfig};
 use crate::error::Error;
@@ -98,6 +99,7 @@ impl Placing {
             more_embedders: Vec::new(),
             threads_per_session,
             device: device.clone(),
+            memory: HostMemory::open(runtime, &device),
             notes: Vec::new(),
         };
         if let (Some(detect), Some(files)) = (&config.detect, files(ModelKind::Detector)) {

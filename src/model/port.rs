@@ -1,9 +1,11 @@
 //! Inputs and outputs of a graph as it declares them, and what may be given to them. Knows no family of models.
 
-use ndarray::{Array4, ArrayD, ArrayView4, Axis, Slice};
+use ndarray::{ArrayD, ArrayView4, Axis, Slice};
+use ort::memory::Allocator;
 use ort::session::{Session, SessionInputValue};
-use ort::value::{DynTensor, Outlet, Tensor, TensorElementType, TensorRef};
+use ort::value::{DynTensor, Outlet, PrimitiveTensorElementType, Tensor, TensorElementType, TensorRef};
 
+use super::memory::Lent;
 use crate::geometry::Size;
 
 /// Names of inputs that hold pixels, the most usual first.
@@ -152,27 +154,66 @@ impl ImagePort {
 
     /// `batch` (`[n, 3, height, width]`) as this input wants it.
     pub(super) fn value<'v>(&self, batch: &'v ArrayView4<'v, f32>) -> ort::Result<SessionInputValue<'v>> {
-        let turned = match self.axes {
+        if self.numbers == Numbers::F32 && self.turned(batch).is_standard_layout() {
+            return Ok(TensorRef::from_array_view(batch.view().reborrow())?.into());
+        }
+        self.made(batch, None)
+    }
+
+    /// The same as a value that owns its memory, which `lent` is already where nothing has to be converted; else it is
+    /// written to memory of `allocator`. (`ort` 2.0.0-rc.15 waits for itself for ever when a borrowed value is bound
+    /// that the session wants where it is.)
+    pub(super) fn value_in<'v>(
+        &self,
+        batch: &ArrayView4<'_, f32>,
+        lent: Option<&Lent<'v>>,
+        allocator: &Allocator,
+    ) -> ort::Result<SessionInputValue<'v>> {
+        match lent {
+            Some(lent) if self.numbers == Numbers::F32 && self.axes == Axes::ChannelsFirst => Ok(lent.0.into()),
+            _ => self.made(batch, Some(allocator)),
+        }
+    }
+
+    fn made(
+        &self,
+        batch: &ArrayView4<'_, f32>,
+        allocator: Option<&Allocator>,
+    ) -> ort::Result<SessionInputValue<'static>> {
+        let turned = self.turned(batch);
+        match self.numbers {
+            Numbers::F32 => converted(&turned, allocator, |v| v),
+            Numbers::F16 => converted(&turned, allocator, half::f16::from_f32),
+            // The numbers of a u8 input are grey levels by the input's own mean and deviation.
+            Numbers::U8 => converted(&turned, allocator, |v| v.round().clamp(0.0, 255.0) as u8),
+        }
+    }
+
+    fn turned<'v>(&self, batch: &'v ArrayView4<'_, f32>) -> ArrayView4<'v, f32> {
+        match self.axes {
             Axes::ChannelsFirst => batch.view(),
             Axes::ChannelsLast => batch.view().permuted_axes([0, 2, 3, 1]),
-        };
-        Ok(match self.numbers {
-            Numbers::F32 if turned.is_standard_layout() => TensorRef::from_array_view(batch.view().reborrow())?.into(),
-            Numbers::F32 => Tensor::from_array(turned.as_standard_layout().into_owned())?.into(),
-            Numbers::F16 => Tensor::from_array(standard(&turned, half::f16::from_f32))?.into(),
-            // The numbers of a u8 input are grey levels by the input's own mean and deviation.
-            Numbers::U8 => Tensor::from_array(standard(&turned, |v| v.round().clamp(0.0, 255.0) as u8))?.into(),
-        })
+        }
     }
 }
 
-fn standard<T>(view: &ArrayView4<'_, f32>, number: impl Fn(f32) -> T) -> Array4<T>
+/// In the order of `view`'s axes, whatever its order in memory.
+fn converted<T>(
+    view: &ArrayView4<'_, f32>,
+    allocator: Option<&Allocator>,
+    number: impl Fn(f32) -> T,
+) -> ort::Result<SessionInputValue<'static>>
 where
-    T: Clone,
+    T: PrimitiveTensorElementType + Copy + std::fmt::Debug + 'static,
 {
-    // `map` keeps the memory order of its source, which the runtime does not take.
-    let values: Vec<T> = view.iter().map(|v| number(*v)).collect();
-    Array4::from_shape_vec(view.dim(), values).unwrap_or_else(|_| unreachable!("as many values as the view has"))
+    let dims = view.shape().to_vec();
+    let numbers = view.iter().map(|v| number(*v));
+    let Some(allocator) = allocator else {
+        return Ok(Tensor::from_array((dims, numbers.collect::<Vec<T>>()))?.into());
+    };
+    let mut tensor = Tensor::<T>::new(allocator, dims)?;
+    tensor.extract_tensor_mut().1.iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
+    Ok(tensor.into())
 }
 
 /// Whole numbers for another input than the image: token ids, masks, sizes.

@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ndarray::{Array4, ArrayD, ArrayView4, ArrayViewD, Axis, CowArray, s};
+use ndarray::{Array4, ArrayD, ArrayViewD, Axis, CowArray, Ix4, s};
 use ort::session::{RunOptions, Session, SessionInputValue};
-use ort::value::TensorElementType;
+use ort::value::{DynValue, TensorElementType};
 
+use super::bound::Bound;
 use super::device::{EffectiveDevice, builder};
 use super::library::Runtime;
+use super::memory::{self, ImageBatch, Lent};
 use super::port::{self, Feed, ImagePort, Port};
 use super::{ModelError, Terminator, failure};
 use crate::error::Error;
@@ -25,6 +27,9 @@ const ARENA_SHRINKAGE: &str = "memory.enable_memory_arena_shrinkage";
 
 /// A graph that is loaded.
 pub(super) struct Graph {
+    /// For calls whose outputs come into memory that the device writes by itself. Before the session, which it must not
+    /// outlive.
+    bound: Option<Bound>,
     /// `None` only while it is opened anew.
     session: Option<Session>,
     runtime: Runtime,
@@ -43,6 +48,30 @@ pub(super) struct Graph {
     pub outputs: Vec<Port>,
     /// Images per call, where the graph does not leave it open.
     pub fixed_batch: Option<usize>,
+}
+
+/// The images of a call, `[n, 3, height, width]`.
+pub(super) struct Images<'a> {
+    array: CowArray<'a, f32, Ix4>,
+    /// The same as a value of the runtime.
+    lent: Option<Lent<'a>>,
+}
+
+impl<'a> Images<'a> {
+    pub(super) fn of(batch: &'a dyn ImageBatch) -> Self {
+        Self { array: batch.images().into(), lent: batch.lent() }
+    }
+
+    /// How many.
+    pub(super) fn len(&self) -> usize {
+        self.array.len_of(Axis(0))
+    }
+}
+
+impl From<Array4<f32>> for Images<'_> {
+    fn from(array: Array4<f32>) -> Self {
+        Self { array: array.into(), lent: None }
+    }
 }
 
 /// What the other inputs get, for so many images of that size.
@@ -76,6 +105,7 @@ impl Graph {
         })?;
         let fixed_batch = image.batch;
         Ok(Self {
+            bound: device.is_bound().then(|| bind(path, &session, device, &image)).flatten(),
             session: Some(session),
             runtime: runtime.clone(),
             device: device.clone(),
@@ -96,8 +126,11 @@ impl Graph {
     /// # Errors
     /// As [`Self::open`]; the graph cannot be called any more.
     pub(super) fn reopen(&mut self) -> Result<(), Error> {
+        let is_bound = self.bound.take().is_some();
         drop(self.session.take());
-        self.session = Some(open_session(&self.path, &self.runtime, &self.device)?);
+        let session = open_session(&self.path, &self.runtime, &self.device)?;
+        self.bound = is_bound.then(|| bind(&self.path, &session, &self.device, &self.image)).flatten();
+        self.session = Some(session);
         Ok(())
     }
 
@@ -124,6 +157,11 @@ impl Graph {
     /// Names, types and shapes of the outputs, for messages.
     pub(super) fn describe_outputs(&self) -> String {
         port::describe(&self.outputs)
+    }
+
+    /// Where outputs come, in words; `None` for ordinary memory.
+    pub(super) fn output_memory(&self) -> Option<&'static str> {
+        self.bound.as_ref().map(|_| memory::word(&self.device))
     }
 
     /// Place of the input of the first of these names that the graph has.
@@ -171,7 +209,35 @@ impl Graph {
         for (port, dims) in self.outputs.iter_mut().zip(shapes) {
             port.dims = dims;
         }
+        self.try_bound(images, size, extra);
         Ok(())
+    }
+
+    /// The graph works; where it does not with bound outputs, it is called without.
+    fn try_bound(&mut self, images: usize, size: Size, extra: Extra<'_>) {
+        if self.bound.is_none() {
+            return;
+        }
+        let read: Vec<usize> = (0..self.outputs.len()).filter(|o| self.outputs[*o].is_float()).collect();
+        let shapes = self.call(&blank(images, size).into(), &extra(images, size), &read, |given| {
+            given.iter().map(|values| values.shape().iter().map(|d| *d as i64).collect()).collect::<Vec<Vec<i64>>>()
+        });
+        let failed = match shapes {
+            Ok(shapes) if read.iter().map(|o| &self.outputs[*o].dims).eq(&shapes) => {
+                return log::info!(
+                    "model {}: its outputs come into {}",
+                    printable::path(&self.path),
+                    memory::word(&self.device)
+                );
+            }
+            Ok(shapes) => format!("the outputs have the shapes {shapes:?}"),
+            Err(error) => error.to_string(),
+        };
+        log::warn!(
+            "model {}: its outputs cannot be bound, which makes calls slower: {failed}",
+            printable::path(&self.path)
+        );
+        self.bound = None;
     }
 
     /// Finds out whether the batch is really free, after [`Self::try_blank`]: sets `fixed_batch` to 1 where the graph
@@ -213,21 +279,21 @@ impl Graph {
     }
 
     fn call_blank(&mut self, images: usize, size: Size, extra: Extra<'_>) -> Result<Vec<Vec<i64>>, ModelError> {
-        let blank = Array4::<f32>::zeros((images, 3, size.height_px as usize, size.width_px as usize));
+        let blank = blank(images, size);
         let view = blank.view();
-        let feeds = self.feeds(&view, &extra(images, size))?;
+        let feeds = self.feeds(self.image.value(&view).map_err(wrong)?, &extra(images, size))?;
         let session = self.session.as_mut().ok_or_else(closed)?;
         let given = session.run_with_options(feeds, &*self.options).map_err(wrong)?;
         Ok(given.values().map(|v| v.dtype().tensor_shape().map(|s| s.to_vec()).unwrap_or_default()).collect())
     }
 
-    /// Everything that a call gets, in the graph's order.
+    /// Everything that a call gets: its images, and the rest in the graph's order.
     fn feeds<'v>(
         &self,
-        batch: &'v ArrayView4<'v, f32>,
+        images: SessionInputValue<'v>,
         extra: &[Feed],
     ) -> Result<Vec<(String, SessionInputValue<'v>)>, ModelError> {
-        let mut feeds = vec![(self.image.name.clone(), self.image.value(batch).map_err(wrong)?)];
+        let mut feeds = vec![(self.image.name.clone(), images)];
         for feed in extra {
             let port = &self.inputs[feed.port];
             feeds.push((port.name.clone(), feed.value(port).map_err(wrong)?));
@@ -235,22 +301,22 @@ impl Graph {
         Ok(feeds)
     }
 
-    /// `batch` with as many images as the graph demands: blank ones are added at the end.
+    /// With as many images as the graph demands: blank ones are added at the end.
     ///
     /// # Errors
     /// There are more than it takes.
-    pub(super) fn filled<'a>(&self, batch: &'a Array4<f32>) -> Result<CowArray<'a, f32, ndarray::Ix4>, ModelError> {
-        let (images, c, h, w) = batch.dim();
+    pub(super) fn filled<'a>(&self, batch: Images<'a>) -> Result<Images<'a>, ModelError> {
+        let (images, c, h, w) = batch.array.dim();
         match self.fixed_batch {
             Some(fixed) if images > fixed => {
                 Err(ModelError::Failed(format!("{images} images in a call of a graph that takes {fixed}")))
             }
             Some(fixed) if images < fixed => {
                 let mut filled = Array4::zeros((fixed, c, h, w));
-                filled.slice_mut(s![..images, .., .., ..]).assign(batch);
+                filled.slice_mut(s![..images, .., .., ..]).assign(&batch.array);
                 Ok(filled.into())
             }
-            _ => Ok(batch.into()),
+            _ => Ok(batch),
         }
     }
 
@@ -263,19 +329,19 @@ impl Graph {
     /// The call failed as a whole.
     pub(super) fn run<T>(
         &mut self,
-        batch: &Array4<f32>,
+        batch: &dyn ImageBatch,
         extra: Extra<'_>,
         output: usize,
         read: impl FnMut(ArrayViewD<'_, f32>) -> T,
     ) -> Result<Vec<T>, ModelError> {
-        let (images, _, height, width) = batch.dim();
+        let (images, _, height, width) = batch.images().dim();
         if images == 0 {
             return Ok(Vec::new());
         }
-        let filled = self.filled(batch)?;
-        let rows = filled.len_of(Axis(0));
+        let filled = self.filled(Images::of(batch))?;
+        let rows = filled.len();
         let feeds = extra(rows, Size::new(width as u32, height as u32));
-        self.call(filled.view(), &feeds, &[output], |given| {
+        self.call(&filled, &feeds, &[output], |given| {
             let all = &given[0];
             if all.ndim() == 0 || all.len_of(Axis(0)) != rows {
                 return Err(ModelError::Failed(format!("the output has shape {:?} for {rows} images", all.shape())));
@@ -291,32 +357,60 @@ impl Graph {
     /// The call failed.
     pub(super) fn call<T>(
         &mut self,
-        batch: ArrayView4<'_, f32>,
+        batch: &Images<'_>,
         feeds: &[Feed],
         outputs: &[usize],
         read: impl FnOnce(&[ArrayViewD<'_, f32>]) -> T,
     ) -> Result<T, ModelError> {
-        let feeds = self.feeds(&batch, feeds)?;
+        let (images, view) = (batch.len(), batch.array.view());
+        let value = match &self.bound {
+            None => self.image.value(&view),
+            Some(bound) => self.image.value_in(&view, batch.lent.as_ref(), bound.allocator()),
+        };
+        let feeds = self.feeds(value.map_err(wrong)?, feeds)?;
         let options = if std::mem::take(&mut self.memory_is_short) { &self.thrifty } else { &self.options };
         let session = self.session.as_mut().ok_or_else(closed)?;
+        let half = |output: &usize| self.outputs[*output].kind == Some(TensorElementType::Float16);
+        let halves: Vec<bool> = outputs.iter().map(half).collect();
+        if let Some(bound) = &mut self.bound {
+            let called = bound.call(session, &feeds, (outputs, images), options, |given| hand(given, &halves, read));
+            return called.map_err(wrong);
+        }
         let given = session.run_with_options(feeds, &**options).map_err(wrong)?;
-        let mut owned: Vec<Option<ArrayD<f32>>> = Vec::new();
-        for &output in outputs {
-            owned.push(match self.outputs[output].kind {
-                Some(TensorElementType::Float16) => {
-                    Some(given[output].try_extract_array::<half::f16>().map_err(wrong)?.mapv(half::f16::to_f32))
-                }
-                _ => None,
-            });
+        let read_of: Vec<&DynValue> = outputs.iter().map(|output| &given[*output]).collect();
+        hand(&read_of, &halves, read).map_err(wrong)
+    }
+}
+
+/// Hands outputs to `read` as f32; `halves` says which are f16.
+fn hand<T>(given: &[&DynValue], halves: &[bool], read: impl FnOnce(&[ArrayViewD<'_, f32>]) -> T) -> ort::Result<T> {
+    let mut owned: Vec<Option<ArrayD<f32>>> = Vec::new();
+    for (value, half) in given.iter().zip(halves) {
+        let numbers = if *half { Some(value.try_extract_array::<half::f16>()?) } else { None };
+        owned.push(numbers.map(|numbers| numbers.mapv(half::f16::to_f32)));
+    }
+    let mut views: Vec<ArrayViewD<'_, f32>> = Vec::new();
+    for (value, owned) in given.iter().zip(&owned) {
+        views.push(match owned {
+            Some(converted) => converted.view(),
+            None => value.try_extract_array::<f32>()?,
+        });
+    }
+    Ok(read(&views))
+}
+
+fn blank(images: usize, size: Size) -> Array4<f32> {
+    Array4::zeros((images, 3, size.height_px as usize, size.width_px as usize))
+}
+
+/// `None` where the device's provider has no memory for it, which is said.
+fn bind(path: &Path, session: &Session, device: &EffectiveDevice, image: &ImagePort) -> Option<Bound> {
+    match Bound::open(session, device, &image.name) {
+        Ok(bound) => Some(bound),
+        Err(error) => {
+            log::warn!("model {}: its outputs are not bound: {}", printable::path(path), error.message());
+            None
         }
-        let mut views: Vec<ArrayViewD<'_, f32>> = Vec::new();
-        for (&output, owned) in outputs.iter().zip(&owned) {
-            views.push(match owned {
-                Some(converted) => converted.view(),
-                None => given[output].try_extract_array::<f32>().map_err(wrong)?,
-            });
-        }
-        Ok(read(&views))
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use ndarray::{Array4, Ix2};
+use ndarray::Ix2;
 
 use super::card::{Card, Layout};
 use super::facts::{self, Facts};
 use super::input::{Draft, check_size};
+use super::memory::ImageBatch;
 use super::port::Numbers;
 use super::session::{Graph, nothing_more};
 use super::{Asked, Detector, Found, ModelError, labels, loaded_graph};
@@ -63,7 +64,7 @@ impl Detector for Yolo {
 
     fn detect(
         &mut self,
-        batch: &Array4<f32>,
+        batch: &dyn ImageBatch,
         _: &[Asked<'_>],
         floor: f32,
     ) -> Result<Vec<Result<Found, RowError>>, ModelError> {

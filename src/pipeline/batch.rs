@@ -1,14 +1,13 @@
 //! Collecting batches from a channel.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, TryRecvError};
-use ndarray::Array4;
 
 use super::budget::Budget;
 use super::progress::{Progress, Step, Wait};
-use crate::geometry::Size;
 use crate::row::Stage;
 
 /// How often a session that could work on a partial batch looks whether more is still coming.
@@ -26,8 +25,17 @@ pub struct Flow<'a, T> {
     pub stage: Stage,
     /// How many of them there are.
     pub sessions: usize,
-    /// False for a GPU, which should never wait.
-    pub patient: bool,
+    /// When a partial batch waits for more.
+    pub patience: Patience<'a>,
+}
+
+/// When a partial batch waits for more.
+#[derive(Clone, Copy)]
+pub enum Patience<'a> {
+    /// While more images are coming: the sessions share the host's cores with decoding.
+    WhileMoreComes,
+    /// While the session has batches in hand, of which this counts: a GPU should never wait.
+    WhileBusy(&'a AtomicUsize),
 }
 
 /// Batches of messages that share a key: tensors of one size need no padding, so that a row's result does not
@@ -54,11 +62,9 @@ impl<'a, T, K: PartialEq> Batches<'a, T, K> {
     /// The next batch, of up to `size_of` its key. Waits where nothing is there at all. `None` when the channel is
     /// closed and everything was handed out.
     pub fn next(&self, size_of: impl Fn(&K) -> usize) -> Option<Vec<T>> {
-        let Flow { rx, progress, budget, stage, sessions, patient } = self.flow;
-        let step = self.step();
+        let Flow { rx, budget, stage, sessions, .. } = self.flow;
         // Whoever holds the lock waits for messages, and for them all sessions wait.
-        let mut waiting =
-            progress.waits(step, Wait::Input, || self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut waiting = self.waits(|_| self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
         loop {
             // A batch for each session, no more: what waits here holds memory.
             while waiting.messages() < sessions * waiting.largest(&size_of) {
@@ -67,19 +73,20 @@ impl<'a, T, K: PartialEq> Batches<'a, T, K> {
             }
             // In this order: what comes in between is then seen in the channel.
             let more_comes = budget.more_comes_to(stage) || !rx.is_empty();
-            let share = if more_comes { usize::MAX } else { waiting.messages().div_ceil(sessions).max(1) };
+            let share =
+                if more_comes || sessions == 1 { usize::MAX } else { waiting.messages().div_ceil(sessions).max(1) };
             if let Some(full) = waiting.full(|key| size_of(key).clamp(1, share)) {
                 return Some(full);
             }
             match rx.try_recv() {
                 Ok(message) => self.sort_in(&mut waiting, message),
                 Err(TryRecvError::Empty) if waiting.0.is_empty() => {
-                    let message = progress.waits(step, Wait::Input, || rx.recv()).ok()?;
+                    let message = self.waits(|rx| rx.recv()).ok()?;
                     self.sort_in(&mut waiting, message);
                 }
                 // A closed channel is seen in the next round.
-                Err(TryRecvError::Empty) if patient && more_comes => {
-                    if let Ok(message) = progress.waits(step, Wait::Input, || rx.recv_timeout(LOOK_AGAIN)) {
+                Err(TryRecvError::Empty) if self.may_wait(more_comes) => {
+                    if let Ok(message) = self.waits(|rx| rx.recv_timeout(LOOK_AGAIN)) {
                         self.sort_in(&mut waiting, message);
                     }
                 }
@@ -88,10 +95,32 @@ impl<'a, T, K: PartialEq> Batches<'a, T, K> {
         }
     }
 
-    fn step(&self) -> Step {
+    /// What the batches are for.
+    pub fn step(&self) -> Step {
         match self.flow.stage {
             Stage::Detect => Step::Detect,
             Stage::Embed => Step::Embed,
+        }
+    }
+
+    /// When a partial batch waits.
+    pub fn patience(&self) -> Patience<'a> {
+        self.flow.patience
+    }
+
+    fn may_wait(&self, more_comes: bool) -> bool {
+        match self.flow.patience {
+            Patience::WhileMoreComes => more_comes,
+            Patience::WhileBusy(in_hand) => in_hand.load(Ordering::SeqCst) > 0,
+        }
+    }
+
+    /// Counts as the sessions' waiting, where nobody else counts that.
+    fn waits<R>(&self, wait: impl FnOnce(&Receiver<T>) -> R) -> R {
+        let Flow { rx, progress, patience, .. } = self.flow;
+        match patience {
+            Patience::WhileMoreComes => progress.waits(self.step(), Wait::Input, || wait(rx)),
+            Patience::WhileBusy(_) => wait(rx),
         }
     }
 
@@ -139,32 +168,6 @@ impl<T, K: PartialEq> Waiting<T, K> {
     }
 }
 
-/// The tensors of one call after the other, in the same memory.
-#[derive(Default)]
-pub struct Stack(Vec<f32>);
-
-impl Stack {
-    /// Copies flat images of one tensor size into `[rows, 3, height, width]`; what images do not fill is zero.
-    pub fn of<'t>(&mut self, images: impl Iterator<Item = &'t [f32]>, rows: usize, size: Size) -> Array4<f32> {
-        let each = 3 * size.pixels() as usize;
-        let mut values = std::mem::take(&mut self.0);
-        values.clear();
-        values.reserve_exact(rows * each);
-        for (row, image) in images.take(rows).enumerate() {
-            values.extend_from_slice(&image[..image.len().min(each)]);
-            values.resize((row + 1) * each, 0.0);
-        }
-        values.resize(rows * each, 0.0);
-        let shape = (rows, 3, size.height_px as usize, size.width_px as usize);
-        Array4::from_shape_vec(shape, values).unwrap_or_else(|_| Array4::zeros(shape))
-    }
-
-    /// Takes the memory of a tensor back.
-    pub fn keep(&mut self, tensor: Array4<f32>) {
-        self.0 = tensor.into_raw_vec_and_offset().0;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::budget::Reservation;
@@ -177,16 +180,16 @@ mod tests {
         rx: &'a Receiver<Message>,
         progress: &'a Progress,
         budget: &'a Budget,
-        patient: bool,
+        patience: Patience<'a>,
         sessions: usize,
     ) -> Batches<'a, Message, u8> {
-        let flow = Flow { rx, progress, budget, stage: Stage::Detect, sessions, patient };
+        let flow = Flow { rx, progress, budget, stage: Stage::Detect, sessions, patience };
         Batches::new(flow, |m| m.0, |m| m.2.iter_mut().for_each(|held| held.came_to(Stage::Detect)))
     }
 
-    fn collect(rx: &Receiver<Message>, budget: &Budget, patient: bool, size: usize) -> Vec<String> {
+    fn collect(rx: &Receiver<Message>, budget: &Budget, size: usize) -> Vec<String> {
         let progress = Progress::default();
-        let batches = batches(rx, &progress, budget, patient, 1);
+        let batches = batches(rx, &progress, budget, Patience::WhileMoreComes, 1);
         let mut all = Vec::new();
         while let Some(batch) = batches.next(|_| size) {
             all.push(batch.into_iter().map(|m| m.1).collect());
@@ -201,7 +204,7 @@ mod tests {
             tx.send((size, name, None)).unwrap();
         }
         drop(tx);
-        assert_eq!(collect(&rx, &Budget::new(9, 9), true, 2), ["bc", "ad", "e"]);
+        assert_eq!(collect(&rx, &Budget::new(9, 9), 2), ["bc", "ad", "e"]);
     }
 
     #[test]
@@ -216,7 +219,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(60));
                 tx.send((1, 'b', second)).unwrap();
             });
-            assert_eq!(collect(&rx, &budget, true, 2), ["ab"]);
+            assert_eq!(collect(&rx, &budget, 2), ["ab"]);
         });
     }
 
@@ -226,7 +229,7 @@ mod tests {
         let (progress, budget) = (Progress::default(), Budget::new(99, 99));
         let last = budget.admit(1, &[Stage::Detect], &Stop::default());
         (0..19).for_each(|_| tx.send((1, 'a', None)).unwrap());
-        let batches = batches(&rx, &progress, &budget, true, 2);
+        let batches = batches(&rx, &progress, &budget, Patience::WhileMoreComes, 2);
         let next = || batches.next(|_| 8).map(|batch| batch.len());
         assert_eq!(next(), Some(8), "more is coming");
         tx.send((1, 'a', last)).unwrap();
@@ -240,7 +243,7 @@ mod tests {
         let (progress, budget) = (Progress::default(), Budget::new(99, 99));
         (0..1000).for_each(|i| tx.send(((i % 7) as u8, 'a', None)).unwrap());
         drop(tx);
-        let batches = batches(&rx, &progress, &budget, true, 3);
+        let batches = batches(&rx, &progress, &budget, Patience::WhileMoreComes, 3);
         let take = || std::iter::from_fn(|| batches.next(|_| 4)).map(|batch| batch.len()).sum::<usize>();
         let taken: usize = std::thread::scope(|scope| {
             let sessions = [scope.spawn(take), scope.spawn(take), scope.spawn(take)];
@@ -250,12 +253,29 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_does_not_wait_for_a_full_batch() {
+    fn an_idle_gpu_does_not_wait_for_a_full_batch_and_a_busy_one_lets_it_grow() {
         let (tx, rx) = crossbeam_channel::unbounded();
-        let (progress, budget) = (Progress::default(), Budget::new(9, 9));
-        let _coming = budget.admit(1, &[Stage::Detect], &Stop::default());
+        let (progress, budget, busy) = (Progress::default(), Budget::new(9, 9), AtomicUsize::new(0));
+        let coming = budget.admit(1, &[Stage::Detect], &Stop::default());
+        let batches = batches(&rx, &progress, &budget, Patience::WhileBusy(&busy), 1);
         tx.send((1, 'a', None)).unwrap();
-        assert_eq!(batches(&rx, &progress, &budget, false, 1).next(|_| 2).map(|batch| batch.len()), Some(1));
+        assert_eq!(batches.next(|_| 2).map(|batch| batch.len()), Some(1));
+        busy.store(1, Ordering::SeqCst);
+        tx.send((1, 'b', None)).unwrap();
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| batches.next(|_| 3).map(|batch| batch.len()));
+            std::thread::sleep(Duration::from_millis(60));
+            assert!(!next.is_finished(), "the device works on another batch");
+            tx.send((1, 'c', None)).unwrap();
+            std::thread::sleep(Duration::from_millis(60));
+            busy.store(0, Ordering::SeqCst);
+            assert_eq!(next.join().unwrap(), Some(2));
+        });
+        // A busy device does not keep what is left when nothing more can come.
+        busy.store(1, Ordering::SeqCst);
+        tx.send((1, 'd', None)).unwrap();
+        drop((tx, coming));
+        assert_eq!(batches.next(|_| 3).map(|batch| batch.len()), Some(1));
     }
 
     #[test]
@@ -267,19 +287,7 @@ mod tests {
         std::thread::scope(|scope| {
             // Admitted only when the first is gone, which holds all of the budget.
             scope.spawn(|| tx.send((1, 'b', budget.admit(1, &[Stage::Detect], &stop))).map(|()| drop(tx)));
-            assert_eq!(collect(&rx, &budget, true, 2), ["a", "b"]);
+            assert_eq!(collect(&rx, &budget, 2), ["a", "b"]);
         });
-    }
-
-    #[test]
-    fn a_stack_uses_its_memory_again_and_leaves_nothing_of_the_last_call() {
-        let mut stack = Stack::default();
-        let size = Size::new(2, 1);
-        let first = stack.of([[1.0; 6].as_slice(), &[2.0; 6]].into_iter(), 2, size);
-        assert_eq!(first.as_slice().unwrap()[5..7], [1.0, 2.0]);
-        let place = first.as_ptr();
-        stack.keep(first);
-        let second = stack.of([[3.0; 6].as_slice(), &[]].into_iter(), 2, size);
-        assert_eq!((second.as_ptr(), second.sum()), (place, 18.0));
     }
 }

@@ -61,8 +61,8 @@ impl<'a> Calls<'a> {
         self.tuner().images(shape)
     }
 
-    /// Calls the session with the whole batch of `images` tensors of `shape`; where it is refused, with halves, down to
-    /// single images.
+    /// Calls the session with the whole batch of `images` tensors of `shape`, or with the parts that are allowed now: the
+    /// size may have come down since the batch was made. Where one is refused, with its halves, down to single images.
     ///
     /// Short memory: the batch size stays halved and the session gives memory back; where one image is still too much
     /// the session is opened anew, and where that does not help either, the run ends. No image is marked for it.
@@ -72,15 +72,12 @@ impl<'a> Calls<'a> {
     ///
     /// # Errors
     /// The model refuses everything, memory does not suffice for one image, or the device is gone.
-    pub fn answer<A: Attempt>(
-        &mut self,
-        attempt: &mut A,
-        images: usize,
-        shape: Size,
-    ) -> Result<Answer<A::Answer>, Error> {
+    pub fn answer<A: Attempt>(&self, attempt: &mut A, images: usize, shape: Size) -> Result<Answer<A::Answer>, Error> {
         let mut answers: Vec<Result<A::Answer, RowError>> = Vec::with_capacity(images);
         let (mut refused_alone, mut opened_anew) = (0, false);
-        let mut waiting: Vec<Range<usize>> = std::iter::once(0..images).collect();
+        let most = self.images(shape).max(1);
+        let parts = (0..images).step_by(most).map(|first| first..(first + most).min(images));
+        let mut waiting: Vec<Range<usize>> = parts.rev().collect();
         while let Some(range) = waiting.pop() {
             match self.call(attempt, range.clone(), shape) {
                 Ok(given) => answers.extend(given),
@@ -123,7 +120,7 @@ impl<'a> Calls<'a> {
 
     /// One call, timed, on the cores it needs; the tuner learns how it went.
     fn call<A: Attempt>(
-        &mut self,
+        &self,
         attempt: &mut A,
         range: Range<usize>,
         shape: Size,
@@ -275,7 +272,7 @@ mod tests {
     fn answer(fake: &mut Fake, images: usize) -> (Result<Answer<usize>, Error>, usize) {
         let (progress, cores) = (Progress::default(), Cores::new(1, false, 1));
         let tuner = Mutex::new(Tuner::new(Stage::Embed, Batch::Fixed(images), images, usize::MAX, &[]));
-        let mut calls = Calls::new(&progress, &cores, 1, Step::Embed, &tuner);
+        let calls = Calls::new(&progress, &cores, 1, Step::Embed, &tuner);
         let answer = calls.answer(fake, images, SHAPE);
         (answer, calls.images(SHAPE))
     }
@@ -305,6 +302,19 @@ mod tests {
         assert_eq!(answers.into_iter().map(Result::unwrap).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
         assert_eq!((size, fake.calls, fake.opened_anew), (2, vec![8, 4, 2, 2, 4, 2, 2], 0));
         assert_eq!(fake.given_back, 3);
+    }
+
+    #[test]
+    fn a_batch_that_was_made_before_memory_ran_short_is_not_tried_as_a_whole() {
+        let (progress, cores) = (Progress::default(), Cores::new(1, false, 1));
+        let tuner = Mutex::new(Tuner::new(Stage::Embed, Batch::Fixed(8), 8, usize::MAX, &[]));
+        let calls = Calls::new(&progress, &cores, 1, Step::Embed, &tuner);
+        let mut fake = Fake::new(3);
+        for batch in [8, 8, 5] {
+            let Ok(Answer::Given(answers)) = calls.answer(&mut fake, batch, SHAPE) else { panic!() };
+            assert_eq!(answers.into_iter().map(Result::unwrap).collect::<Vec<_>>(), (0..batch).collect::<Vec<_>>());
+        }
+        assert_eq!(fake.calls[7..], [2, 2, 2, 2, 2, 2, 1]);
     }
 
     #[test]

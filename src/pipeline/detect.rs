@@ -1,18 +1,21 @@
 //! `detect`: a thread that owns a session of the detector.
 
-use std::iter;
 use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
 
 use crossbeam_channel::{Receiver, Sender};
 
 use super::Job;
-use super::batch::{Batches, Flow, Stack};
+use super::ahead::each_batch;
+use super::batch::{Batches, Flow};
 use super::budget::Budget;
 use super::calls::{Answer, Attempt, Calls, NanWatch};
 use super::message::{Decoded, Located, Origin, finished};
 use super::progress::{Progress, Step};
+use super::stack::{Image, Stack};
 use crate::error::Error;
 use crate::geometry::Size;
+use crate::model::memory::HostMemory;
 use crate::model::{Asked, Detector, Found, Loaded, ModelError};
 use crate::row::{Finished, Outcome, RowError, Stage};
 
@@ -23,11 +26,11 @@ const HARMLESS_PROMPT: &str = "object.";
 pub(super) fn batches<'a>(
     job: &Job<'a>,
     budget: &'a Budget,
-    rx: &'a Receiver<Decoded>,
-    sessions: usize,
+    (rx, sessions): (&'a Receiver<Decoded>, usize),
+    in_hand: &'a AtomicUsize,
 ) -> Batches<'a, Decoded, Size> {
-    let (progress, patient) = (job.progress, job.on_host);
-    let flow = Flow { rx, progress, budget, stage: Stage::Detect, sessions, patient };
+    let (progress, patience) = (job.progress, job.patience(in_hand));
+    let flow = Flow { rx, progress, budget, stage: Stage::Detect, sessions, patience };
     Batches::new(flow, |decoded| decoded.size, |decoded| decoded.image.held.came_to(Stage::Detect))
 }
 
@@ -35,42 +38,56 @@ pub(super) fn batches<'a>(
 pub(super) fn run(
     job: &Job<'_>,
     mut detector: Box<dyn Detector>,
-    mut calls: Calls<'_>,
+    (calls, memory): (&Calls<'_>, &HostMemory),
     batches: &Batches<'_, Decoded, Size>,
     (located, commit): (&Sender<Located>, &Sender<Finished>),
 ) -> Result<(), Error> {
     let floor = job.config.detect.as_ref().map_or(0.0, |d| d.candidate_floor);
-    let (mut nan, mut stack) = (NanWatch::default(), Stack::default());
-    while let Some(batch) = batches.next(|size| calls.images(*size)) {
-        if job.stop.is_ending() {
-            continue;
-        }
-        let size = batch[0].size;
-        count_padding(job.progress, &batch);
-        let asked: Vec<Asked<'_>> =
-            batch.iter().map(|d| Asked { prompt: d.image.claim.prompt.as_deref(), valid: d.placed.valid }).collect();
-        let mut attempt =
-            DetectorCall { detector: detector.as_mut(), stack: &mut stack, images: &batch, asked, size, floor };
-        let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { continue };
-        nan.look(&answers)?;
-        for (Decoded { mut image, tensor, placed, .. }, answer) in batch.into_iter().zip(answers) {
-            drop(tensor);
-            image.shrink();
-            // A closed channel means that the run is ending; the row is released.
-            match answer {
-                Ok(found) => {
-                    let found = Origin::Raw(found, placed.placement);
-                    job.progress.send(Step::Detect, Step::Crop, located, Located { image, found });
-                }
-                Err(error) => {
-                    let outcome = Outcome::Failed(error.at(&image.claim.path));
-                    let ended = finished(&image.claim, image.facts, outcome);
-                    job.progress.send(Step::Detect, Step::Commit, commit, ended);
+    let mut nan = NanWatch::default();
+    let place = (job.progress, job.stop, memory);
+    each_batch(
+        place,
+        batches,
+        |size| calls.images(*size),
+        |d| d.size,
+        |batch, stack| {
+            if job.stop.is_ending() {
+                return Ok(());
+            }
+            let size = batch[0].size;
+            count_padding(job.progress, &batch);
+            let asked: Vec<Asked<'_>> = batch
+                .iter()
+                .map(|d| Asked { prompt: d.image.claim.prompt.as_deref(), valid: d.placed.valid })
+                .collect();
+            let mut attempt = DetectorCall { detector: detector.as_mut(), stack, images: &batch, asked, size, floor };
+            let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { return Ok(()) };
+            nan.look(&answers)?;
+            for (Decoded { mut image, tensor, placed, .. }, answer) in batch.into_iter().zip(answers) {
+                drop(tensor);
+                image.shrink();
+                // A closed channel means that the run is ending; the row is released.
+                match answer {
+                    Ok(found) => {
+                        let found = Origin::Raw(found, placed.placement);
+                        job.progress.send(Step::Detect, Step::Crop, located, Located { image, found });
+                    }
+                    Err(error) => {
+                        let outcome = Outcome::Failed(error.at(&image.claim.path));
+                        let ended = finished(&image.claim, image.facts, outcome);
+                        job.progress.send(Step::Detect, Step::Commit, commit, ended);
+                    }
                 }
             }
-        }
+            Ok(())
+        },
+    )
+}
+
+impl Image for Decoded {
+    fn values(&self) -> &[f32] {
+        &self.tensor
     }
-    Ok(())
 }
 
 fn count_padding(progress: &Progress, batch: &[Decoded]) {
@@ -99,16 +116,12 @@ impl Attempt for DetectorCall<'_> {
     }
 
     fn call(&mut self, range: Range<usize>) -> Result<Vec<Result<Found, RowError>>, ModelError> {
-        let images = self.images[range.clone()].iter().map(|d| d.tensor.as_slice());
-        let tensor = self.stack.of(images, range.len(), self.size);
-        let answers = self.detector.detect(&tensor, &self.asked[range], self.floor);
-        self.stack.keep(tensor);
-        answers
+        let tensor = self.stack.of(self.images, range.clone(), self.size);
+        self.detector.detect(tensor, &self.asked[range], self.floor)
     }
 
     fn blank(&mut self) -> bool {
-        let blank = self.stack.of(iter::empty(), 1, self.size);
         let asked = Asked { prompt: Some(HARMLESS_PROMPT), valid: self.size };
-        self.detector.detect(&blank, &[asked], self.floor).is_ok()
+        self.detector.detect(self.stack.blank(self.size), &[asked], self.floor).is_ok()
     }
 }

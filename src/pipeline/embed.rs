@@ -1,19 +1,22 @@
 //! `embed`: a thread that owns a session of the embedder.
 
-use std::iter;
 use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
 
 use crossbeam_channel::{Receiver, Sender};
 
 use super::Job;
+use super::ahead::each_batch;
 use super::assemble::Assembly;
-use super::batch::{Batches, Flow, Stack};
+use super::batch::{Batches, Flow};
 use super::budget::Budget;
 use super::calls::{Answer, Attempt, Calls, NanWatch};
 use super::message::Crop;
 use super::progress::{Progress, Step};
+use super::stack::{Image, Stack};
 use crate::error::Error;
 use crate::geometry::Size;
+use crate::model::memory::HostMemory;
 use crate::model::{Embedder, Loaded, ModelError};
 use crate::row::{Finished, RowError, Stage};
 
@@ -21,11 +24,11 @@ use crate::row::{Finished, RowError, Stage};
 pub(super) fn batches<'a>(
     job: &Job<'a>,
     budget: &'a Budget,
-    rx: &'a Receiver<Crop>,
-    sessions: usize,
+    (rx, sessions): (&'a Receiver<Crop>, usize),
+    in_hand: &'a AtomicUsize,
 ) -> Batches<'a, Crop, ()> {
-    let (progress, patient) = (job.progress, job.on_host);
-    let flow = Flow { rx, progress, budget, stage: Stage::Embed, sessions, patient };
+    let (progress, patience) = (job.progress, job.patience(in_hand));
+    let flow = Flow { rx, progress, budget, stage: Stage::Embed, sessions, patience };
     // Whoever cuts an image's crops says that it has come, after the last of them.
     Batches::new(flow, |_| (), |_| ())
 }
@@ -34,28 +37,42 @@ pub(super) fn batches<'a>(
 pub(super) fn run(
     job: &Job<'_>,
     mut embedder: Box<dyn Embedder>,
-    mut calls: Calls<'_>,
+    (calls, memory): (&Calls<'_>, &HostMemory),
     batches: &Batches<'_, Crop, ()>,
     (assembly, commit): (&Assembly, &Sender<Finished>),
 ) -> Result<(), Error> {
     let size = embedder.input().size;
-    let (mut nan, mut stack) = (NanWatch::default(), Stack::default());
-    while let Some(batch) = batches.next(|()| calls.images(size)) {
-        if job.stop.is_ending() {
-            continue;
-        }
-        Progress::add(&job.progress.input_values, 3 * size.pixels() * batch.len() as u64);
-        let mut attempt = EmbedderCall { embedder: embedder.as_mut(), stack: &mut stack, crops: &batch, size };
-        let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { continue };
-        nan.look(&answers)?;
-        for (Crop { image, region, tensor }, answer) in batch.into_iter().zip(answers) {
-            let vector = tensor.and_then(|_| Ok(answer?));
-            if let Some(ended) = assembly.fill(image, region, vector) {
-                job.progress.send(Step::Embed, Step::Commit, commit, ended);
+    let mut nan = NanWatch::default();
+    let place = (job.progress, job.stop, memory);
+    each_batch(
+        place,
+        batches,
+        |()| calls.images(size),
+        |_| size,
+        |batch, stack| {
+            if job.stop.is_ending() {
+                return Ok(());
             }
-        }
+            Progress::add(&job.progress.input_values, 3 * size.pixels() * batch.len() as u64);
+            let mut attempt = EmbedderCall { embedder: embedder.as_mut(), stack, crops: &batch, size };
+            let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { return Ok(()) };
+            nan.look(&answers)?;
+            for (Crop { image, region, tensor }, answer) in batch.into_iter().zip(answers) {
+                let vector = tensor.and_then(|_| Ok(answer?));
+                if let Some(ended) = assembly.fill(image, region, vector) {
+                    job.progress.send(Step::Embed, Step::Commit, commit, ended);
+                }
+            }
+            Ok(())
+        },
+    )
+}
+
+impl Image for Crop {
+    /// A crop that could not be made is a blank image; its error stands.
+    fn values(&self) -> &[f32] {
+        self.tensor.as_deref().unwrap_or(&[])
     }
-    Ok(())
 }
 
 /// Crops before their embedder.
@@ -74,16 +91,11 @@ impl Attempt for EmbedderCall<'_> {
     }
 
     fn call(&mut self, range: Range<usize>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError> {
-        // A crop that could not be made is a blank image here; its error stands.
-        let images = self.crops[range.clone()].iter().map(|c| c.tensor.as_deref().unwrap_or(&[]));
-        let tensor = self.stack.of(images, range.len(), self.size);
-        let answers = self.embedder.embed(&tensor);
-        self.stack.keep(tensor);
-        answers
+        let tensor = self.stack.of(self.crops, range, self.size);
+        self.embedder.embed(tensor)
     }
 
     fn blank(&mut self) -> bool {
-        let blank = self.stack.of(iter::empty(), 1, self.size);
-        self.embedder.embed(&blank).is_ok()
+        self.embedder.embed(self.stack.blank(self.size)).is_ok()
     }
 }

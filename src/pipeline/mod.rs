@@ -1,6 +1,7 @@
 //! The flow on one page: [`run`] makes the channels, spawns one named thread per stage, joins them in order
 //! and returns a summary. A stage knows `message` and its own work, never another stage.
 
+mod ahead;
 pub mod apart;
 mod assemble;
 mod batch;
@@ -19,12 +20,13 @@ mod message;
 pub mod progress;
 mod read;
 mod scale;
+mod stack;
 pub mod staged;
 pub mod stop;
 mod stopwatch;
 pub mod tune;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
@@ -39,8 +41,10 @@ use crate::model::{Loaded, Models, Terminator};
 use crate::pixels::decode::FILE_BYTES_KEPT;
 use crate::recipe::ImageInput;
 use crate::row::Stage;
+use ahead::STACKS_ON_GPU;
 use apart::Word;
 use assemble::Assembly;
+use batch::Patience;
 use budget::Budget;
 use calls::Calls;
 use cores::Cores;
@@ -104,6 +108,11 @@ impl Job<'_> {
             watcher(word);
         }
     }
+
+    /// When a partial batch of a session waits, which has so many `in_hand`.
+    fn patience<'a>(&self, in_hand: &'a AtomicUsize) -> Patience<'a> {
+        if self.on_host { Patience::WhileMoreComes } else { Patience::WhileBusy(in_hand) }
+    }
 }
 
 /// What the models want, for the stages that prepare their inputs.
@@ -141,11 +150,12 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
     };
     let terminators = terminators(&models);
     let budget = Budget::new(room.images_bytes, room.images);
-    let Models { detector, embedder, more_detectors, more_embedders, threads_per_session, .. } = models;
+    let Models { detector, embedder, more_detectors, more_embedders, threads_per_session, memory, .. } = models;
     let detectors: Vec<_> = detector.into_iter().chain(more_detectors).collect();
     let embedders: Vec<_> = embedder.into_iter().chain(more_embedders).collect();
     job.progress.sessions.store(detectors.len().max(embedders.len()), Ordering::Relaxed);
     let assembly = Arc::new(Assembly::default());
+    let (detecting, embedding) = (&AtomicUsize::new(0), &AtomicUsize::new(0));
     let (detect_tuner, embed_tuner) = (&Mutex::new(room.detect), &Mutex::new(room.embed));
     let result: Result<(), Error> = std::thread::scope(|scope| {
         let (claimed_tx, claimed_rx) = bounded(CLAIMS_WAITING);
@@ -164,25 +174,25 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
             assembly: Arc::clone(&assembly),
             commit: commit_tx.clone(),
         };
-        let (shapes, budget, terminators, assembly) = (&shapes, &budget, &terminators, &*assembly);
+        let (shapes, budget, terminators, assembly, memory) = (&shapes, &budget, &terminators, &*assembly, &memory);
         let calls = |step, tuner| Calls::new(job.progress, job.cores, threads_per_session, step, tuner);
         let (detect_commit, embed_commit) = (commit_tx.clone(), commit_tx);
         let stages = [
             stage(scope, job.stop, "read", move || read::run(job, &claimed_tx))?,
             stage(scope, job.stop, "decode", move || decode::run(job, shapes, budget, &claimed_rx, &decode_exits))?,
             stage(scope, job.stop, "detect", move || {
-                let batches = detect::batches(job, budget, &decoded_rx, detectors.len());
+                let batches = detect::batches(job, budget, (&decoded_rx, detectors.len()), detecting);
                 side_by_side(job.stop, detectors, |detector| {
                     let calls = calls(Step::Detect, detect_tuner);
-                    detect::run(job, detector, calls, &batches, (&located_tx, &detect_commit))
+                    detect::run(job, detector, (&calls, memory), &batches, (&located_tx, &detect_commit))
                 })
             })?,
             stage(scope, job.stop, "crop", move || crop::run(job, shapes, &located_rx, &crop_exits))?,
             stage(scope, job.stop, "embed", move || {
-                let batches = embed::batches(job, budget, &crops_rx, embedders.len());
+                let batches = embed::batches(job, budget, (&crops_rx, embedders.len()), embedding);
                 side_by_side(job.stop, embedders, |embedder| {
                     let calls = calls(Step::Embed, embed_tuner);
-                    embed::run(job, embedder, calls, &batches, (assembly, &embed_commit))
+                    embed::run(job, embedder, (&calls, memory), &batches, (assembly, &embed_commit))
                 })
             })?,
             stage(scope, job.stop, "commit", move || commit::run(job, budget, terminators, &commit_rx))?,
@@ -231,9 +241,10 @@ impl Room {
         let bytes = |input: Option<&ImageInput>| input.map_or(0, |input| 4 * input.values_most() as u64);
         let crop_bytes = bytes(models.embedder.as_ref().map(|e| e.input()));
         let crops = (2 * embed_batch).clamp(1, ((for_batches_bytes / crop_bytes.max(1)) as usize).max(1));
-        // The batch itself, those that wait, and in the hands of each thread of the pool a crop and a file.
-        let reserved_bytes = detect_batch as u64 * bytes(models.detector.as_ref().map(|d| d.input()))
-            + (2 * embed_batch + crops + job.config.threads) as u64 * crop_bytes
+        let stacks = if job.on_host { 1 } else { STACKS_ON_GPU };
+        // The tensors themselves, crops in a batch and before it, and in the hands of each thread of the pool a crop and a file.
+        let reserved_bytes = (stacks * detect_batch) as u64 * bytes(models.detector.as_ref().map(|d| d.input()))
+            + ((stacks + 1) * embed_batch + crops + job.config.threads) as u64 * crop_bytes
             + job.config.threads as u64 * FILE_BYTES_KEPT;
         Self {
             detect,

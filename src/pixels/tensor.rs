@@ -39,7 +39,7 @@ const SCRATCH_BYTES_KEPT: usize = 16 << 20;
 pub struct Placed {
     /// From pixels of the image to pixels of the tensor.
     pub placement: Placement,
-    /// The part of the tensor, from its top left corner, that is no filling of [`Fit::Corner`].
+    /// The part of the tensor, from its top left corner, that is no filling of [`Fit::Corner`] or [`Fit::Scale`].
     pub valid: Size,
 }
 
@@ -57,7 +57,7 @@ pub fn wanted(region: Size, input: &ImageInput, spare: u32) -> Size {
             let bounded = |px: u32| side(px).clamp(1, u32::MAX.into()) as u32;
             Size::new(bounded(region.width_px), bounded(region.height_px))
         }
-        Fit::Squash | Fit::Scale { .. } | Fit::Pad { .. } | Fit::Corner => squashed(input.tensor_size(region)),
+        Fit::Squash | Fit::Scale { .. } | Fit::Pad { .. } | Fit::Corner => squashed(input.picture_size(region)),
     };
     Size::new(to.width_px.saturating_mul(spare), to.height_px.saturating_mul(spare))
 }
@@ -86,9 +86,10 @@ pub fn fill(picture: &Picture, region: BoxPx, input: &ImageInput, out: &mut [f32
         square::fill(&picture.pixels, source.view, input, out);
         return Ok(Placed { placement: square::placement(crop, size), valid: size });
     }
-    let plan = Plan::new(span, size, input.fit);
+    let within = input.picture_size(crop.size);
+    let plan = Plan::new(span, within, input.fit);
     let source = Source::of(picture, span, &plan).ok_or_else(|| not_held(picture, region))?;
-    let valid = if input.fit == Fit::Corner { plan.to } else { size };
+    let valid = if input.fit == Fit::Corner { plan.to } else { within };
     SCRATCH.with_borrow_mut(|scratch| {
         let resized = scratch.resize(&picture.pixels, &source, plan.to, input.filter)?;
         write_tensor(resized, &plan, size, input, out);
@@ -339,6 +340,30 @@ mod tests {
         }
         let back = placed.placement.to_image(bbox(0.0, 0.0, 8.0, 3.0));
         assert_eq!((back.x1, back.y1), (16.0, 6.0));
+    }
+
+    #[test]
+    fn a_step_leaves_the_picture_as_it_is_and_zeros_beside_and_below_it() {
+        let image = Picture::full(RgbImage::from_fn(20, 10, |x, y| Rgb([(12 * x) as u8, (25 * y) as u8, 77])));
+        let of = |step_px: u32| {
+            let fit = Fit::Scale { shortest_px: 6, longest_px: 40, multiple_px: 1, step_px };
+            let mut input = input(fit, Filter::Bilinear);
+            (input.mean, input.std) = ([0.5; 3], [0.25; 3]);
+            let mut out = vec![f32::NAN; input.values(Size::new(20, 10))];
+            let placed = fill(&image, bbox(0.0, 0.0, 20.0, 10.0), &input, &mut out).unwrap();
+            (input.tensor_size(Size::new(20, 10)), placed, out)
+        };
+        let ((plain_size, plain_placed, plain), (size, placed, padded)) = (of(1), of(8));
+        assert_eq!((plain_size, size), (Size::new(12, 6), Size::new(16, 8)));
+        assert_eq!((placed, placed.valid), (plain_placed, plain_size));
+        for (channel, plane) in padded.chunks_exact(16 * 8).enumerate() {
+            for (y, row) in plane.chunks_exact(16).enumerate() {
+                let begin = 72 * channel + 12 * y;
+                let expected: &[f32] = if y < 6 { &plain[begin..begin + 12] } else { &[0.0; 12] };
+                assert_eq!(&row[..12], expected, "channel {channel}, row {y}");
+                assert_eq!(row[12..], [0.0; 4], "channel {channel}, row {y}");
+            }
+        }
     }
 
     #[test]

@@ -35,6 +35,7 @@ const SCORE_MOST: f32 = 1e-3;
 struct Reference {
     pictures: Vec<Picture>,
     batch: Batch,
+    stepped: Vec<Stepped>,
 }
 
 #[derive(Deserialize)]
@@ -57,6 +58,17 @@ struct Batch {
     items: Vec<Item>,
     logits: Vec<Vec<Vec<f32>>>,
     pred_boxes: Vec<Vec<[f32; 4]>>,
+}
+
+/// A picture whose tensor's sides are filled up to multiples of `step`.
+#[derive(Deserialize)]
+struct Stepped {
+    name: String,
+    prompt: String,
+    step: u32,
+    tensor: [u32; 2],
+    logits: Vec<Vec<f32>>,
+    pred_boxes: Vec<[f32; 4]>,
 }
 
 #[derive(Deserialize)]
@@ -82,7 +94,10 @@ fn model() -> PathBuf {
 }
 
 fn load(labels: Labels) -> Box<dyn Detector> {
-    let config = DetectConfig { labels, ..detect_config(selection(0.3)) };
+    load_with(DetectConfig { labels, ..detect_config(selection(0.3)) })
+}
+
+fn load_with(config: DetectConfig) -> Box<dyn Detector> {
     let runtime = library::load(None, Device::Cpu, 2).unwrap();
     let files = locate(&model(), Precision::Auto, false).unwrap();
     detector::load(&files, &config, &runtime, &EffectiveDevice::cpu(None)).unwrap().0
@@ -324,6 +339,25 @@ fn the_same_outputs_give_the_same_boxes_and_phrases_under_the_references_rule() 
     }
     println!("{compared} labels equal, {empty} empty ones of the reference replaced");
     assert!(compared >= 60 && empty <= 2);
+}
+
+#[test]
+fn a_picture_in_a_stepped_tensor_gives_what_the_reference_gives_there() {
+    let Reference { pictures, stepped, .. } = reference();
+    for stepped in stepped {
+        let shape_step_px = Some(stepped.step);
+        let config = DetectConfig { labels: Labels::Phrases, shape_step_px, ..detect_config(selection(0.3)) };
+        let mut detector = load_with(config);
+        let picture = pixels(&stepped.name);
+        let valid = Size::new(picture.width(), picture.height());
+        let upright = pictures.iter().find(|p| p.name == stepped.name).map(|p| size(p.upright)).unwrap();
+        let of = detector.input().tensor_size(upright);
+        assert_eq!((of, detector.input().picture_size(upright)), (size(stepped.tensor), valid), "{}", stepped.name);
+        let batch = tensor_of(&stepped.name, of, detector.as_ref());
+        let asked = [Asked { prompt: Some(&stepped.prompt), valid }];
+        let found = detector.detect(&batch, &asked, -1.0).unwrap().remove(0).unwrap();
+        assert_outputs(&stepped.name, &found, valid, &stepped.logits, &stepped.pred_boxes);
+    }
 }
 
 #[test]

@@ -25,6 +25,10 @@ fn photos(count: u32) -> (tempfile::TempDir, PathBuf, Vec<PathBuf>) {
     (folder, db, files)
 }
 
+fn on_gpu(behaviour: Behaviour) -> Setup {
+    Setup { on_gpu: true, sessions: 1, behaviour, ..Setup::default() }
+}
+
 fn copy(db: &Path, name: &str) -> PathBuf {
     let copy = db.with_file_name(name);
     Connection::open(db).unwrap().execute("VACUUM INTO ?1", [copy.to_str().unwrap()]).unwrap();
@@ -61,6 +65,54 @@ fn results_do_not_depend_on_batch_size_threads_or_budget() {
         (setup.config.batch, setup.config.threads, setup.config.memory_bytes) = (batch, threads, memory_bytes);
         run(other, &setup).unwrap();
         assert_eq!(dump(other), dump(&db), "batch {batch:?}, {threads} threads, {memory_bytes} bytes");
+    }
+}
+
+#[test]
+fn sessions_on_a_gpu_get_their_next_batch_meanwhile_and_give_the_same() {
+    let (_folder, db, _) = photos(60);
+    run(&copy(&db, "host.db"), &Setup::default()).unwrap();
+    let host = dump(&db.with_file_name("host.db"));
+    for (name, batch, memory_bytes, staged) in [
+        ("1.db", Batch::Fixed(1), 64 << 20, false),
+        ("7.db", Batch::Fixed(7), 50_000, false),
+        ("32.db", Batch::Fixed(32), 64 << 20, true),
+        ("auto.db", Batch::Auto, 64 << 20, false),
+    ] {
+        let mut setup = on_gpu(Behaviour { call: Duration::from_millis(2), ..Behaviour::default() });
+        (setup.config.batch, setup.config.memory_bytes, setup.config.staged) = (batch, memory_bytes, staged);
+        let gpu = copy(&db, name);
+        assert_eq!(run(&gpu, &setup).unwrap().done, 60, "{name}");
+        assert_eq!(dump(&gpu), host, "{name}");
+        assert_eq!(number(&gpu, "SELECT held_bytes FROM samples ORDER BY at DESC LIMIT 1"), 0, "{name}");
+        assert_sound(&gpu);
+    }
+}
+
+#[test]
+fn short_memory_broken_models_and_lost_devices_end_on_a_gpu_as_they_do_on_the_host() {
+    let (_folder, db, _) = photos(60);
+    let small = copy(&db, "small.db");
+    run(&copy(&db, "host.db"), &Setup::default()).unwrap();
+    let mut setup = on_gpu(Behaviour { memory_images: Some(3), ..Behaviour::default() });
+    setup.config.batch = Batch::Fixed(16);
+    assert_eq!(run(&small, &setup).unwrap().done, 60);
+    assert_eq!(dump(&small), dump(&db.with_file_name("host.db")));
+    for (behaviour, code) in [
+        (Behaviour { broken: true, ..Behaviour::default() }, 3),
+        (Behaviour { lost: true, ..Behaviour::default() }, 75),
+        (Behaviour { embedder_is_lost: true, ..Behaviour::default() }, 75),
+        (Behaviour { memory_images: Some(0), ..Behaviour::default() }, 75),
+    ] {
+        let other = copy(&db, "other.db");
+        let error = run(&other, &on_gpu(behaviour)).unwrap_err();
+        assert_eq!(error.exit_code(), code, "{error}");
+        assert_eq!(number(&other, "SELECT count(*) FROM images WHERE token IS NOT NULL OR detect_state = 'failed'"), 0);
+        assert_eq!(number(&other, "SELECT count(*) FROM images WHERE embed_state = 'failed'"), 0);
+        assert_sound(&other);
+        run(&other, &on_gpu(Behaviour::default())).unwrap();
+        assert_eq!(dump(&other), dump(&db.with_file_name("host.db")));
+        fs::remove_file(&other).unwrap();
     }
 }
 

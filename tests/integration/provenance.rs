@@ -215,3 +215,63 @@ fn what_a_detector_cannot_do_with_a_prompt_is_said_at_the_start() {
     let args = ["run", &db, "--detector", TEXT_DETECTOR, "--device", "cpu", "--prompt", " . . "];
     assert!(expect(&call(&args), 1).contains("nothing to look for"));
 }
+
+#[test]
+fn a_step_of_shapes_is_part_of_the_recipe_counted_as_padding_remembered_and_can_be_taken_back() {
+    let (_folder, db) = prompted(4, 4);
+    let path = Path::new(&db);
+    let run = |more: &[&str]| {
+        let mut args = vec!["run", &db, "--device", "cpu", "--batch", "1"];
+        args.extend(more);
+        call(&args)
+    };
+    let padding = || -> String {
+        let conn = rusqlite::Connection::open(path).unwrap();
+        let text = "SELECT printf('%.3f', summary ->> 'padding') FROM runs ORDER BY id DESC LIMIT 1";
+        conn.query_row(text, [], |row| row.get(0)).unwrap()
+    };
+    expect(&run(&["--detector", TEXT_DETECTOR]), 0);
+    let recipe = "SELECT body LIKE '%shape_step%' FROM recipes WHERE in_force";
+    assert_eq!((number(path, recipe), padding()), (0, "0.000".to_owned()), "as before there were steps");
+    let plain = dump(path);
+    let said = expect(&run(&["--shape-step", "512"]), 1);
+    assert!(said.contains("4 of 4 finished rows") && said.contains("shape_step_px was null, is 512"), "{said}");
+    assert_eq!(dump(path), plain);
+    let said = expect(&run(&["--shape-step", "512", "--stale", "redo"]), 0);
+    assert!(said.contains("4 done"), "{said}");
+    assert_eq!(number(path, recipe), 1);
+    // Pictures of 1042 to 1066 by 800 pixels lie in tensors of 1536 by 1024.
+    let share: f64 = padding().parse().unwrap();
+    assert!((0.40..0.50).contains(&share), "{share}");
+    // Remembered: nothing is stale and nothing is asked.
+    expect(&run(&[]), 0);
+    assert_eq!(
+        number(path, "SELECT count(DISTINCT settings) FROM runs WHERE settings LIKE '%\"shape_step_px\":512%'"),
+        1
+    );
+    expect(&run(&["--shape-step", "none", "--stale", "redo"]), 0);
+    assert_eq!(dump(path), plain, "as if there had never been a step");
+    assert_sound(path);
+}
+
+#[test]
+fn a_step_is_refused_where_nothing_tells_the_detector_where_a_picture_ends_or_sides_are_fixed() {
+    let (_folder, db, photos) = folder(1);
+    expect(&call(&["add", &db, &photos]), 0);
+    for (model, words) in [
+        ("yolo-v8-tiny", "no pixel_mask"),
+        ("yolos-tiny", "no pixel_mask"),
+        ("rt_detr-tiny", "no pixel_mask"),
+        ("owlvit-tiny", "no pixel_mask"),
+    ] {
+        let model = format!("tests/data/models/{model}");
+        let prompt: &[&str] = if model.contains("owlvit") { &["--prompt", "a cat."] } else { &[] };
+        let mut args = vec!["run", &db, "--device", "cpu", "--detector", &model, "--shape-step", "64"];
+        args.extend(prompt);
+        let said = expect(&call(&args), 1);
+        assert!(said.contains(words) && said.contains("--shape-step none"), "{model}: {said}");
+    }
+    let said = expect(&run(&db, &["--shape-step", "1"]), 1);
+    assert!(said.contains("from 2 to 1024"), "{said}");
+    assert_eq!(number(Path::new(&db), "SELECT count(*) FROM runs"), 0, "nothing was touched");
+}

@@ -18,6 +18,7 @@ use croprow::db::suspects::Claims;
 use croprow::error::Error;
 use croprow::geometry::{BoxPx, Size};
 use croprow::model::device::EffectiveDevice;
+use croprow::model::memory::{HostMemory, ImageBatch};
 use croprow::model::{Asked, Detector, Embedder, Found, Loaded, ModelError, Models, Terminator};
 use croprow::pipeline::apart::{self, Word};
 use croprow::pipeline::cores::Cores;
@@ -30,7 +31,7 @@ use croprow::pipeline::stop::Stop;
 use croprow::pipeline::{self, Job, Summary};
 use croprow::recipe::{Decode, Filter, Fit, ImageInput, Keep, Labels, Nms, OnEmpty, Selection, Truncated};
 use croprow::row::{NewRow, RowCode, RowError, Stage};
-use ndarray::{Array4, ArrayView3, Axis};
+use ndarray::{ArrayView3, Axis};
 
 /// How the fakes behave.
 #[derive(Clone, Default)]
@@ -67,18 +68,18 @@ struct FakeDetector(ImageInput, Behaviour);
 struct FakeEmbedder(ImageInput, Behaviour);
 
 impl Behaviour {
-    fn check(&self, batch: &Array4<f32>) -> Result<(), ModelError> {
+    fn check(&self, batch: &dyn ImageBatch) -> Result<(), ModelError> {
         std::thread::sleep(self.call);
         if self.lost {
             return Err(ModelError::DeviceLost("CUDA error 719: unspecified launch failure".into()));
         }
-        if self.memory_images.is_some_and(|n| batch.shape()[0] > n) {
+        if self.memory_images.is_some_and(|n| batch.images().len_of(Axis(0)) > n) {
             return Err(ModelError::OutOfMemory(
                 "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 1073741824"
                     .into(),
             ));
         }
-        if self.broken || self.largest_batch.is_some_and(|n| batch.shape()[0] > n) {
+        if self.broken || self.largest_batch.is_some_and(|n| batch.images().len_of(Axis(0)) > n) {
             return Err(ModelError::Failed("refused".into()));
         }
         Ok(())
@@ -120,7 +121,7 @@ impl Detector for FakeDetector {
 
     fn detect(
         &mut self,
-        batch: &Array4<f32>,
+        batch: &dyn ImageBatch,
         _: &[Asked<'_>],
         floor: f32,
     ) -> Result<Vec<Result<Found, RowError>>, ModelError> {
@@ -136,7 +137,7 @@ impl Detector for FakeDetector {
             let candidates = boxes.filter(|c| c.best() > floor).collect();
             Ok(Found { candidates, vocabulary: Arc::clone(&vocabulary) })
         };
-        Ok(batch.axis_iter(Axis(0)).map(one).collect())
+        Ok(batch.images().axis_iter(Axis(0)).map(one).collect())
     }
 }
 
@@ -168,7 +169,7 @@ impl Embedder for FakeEmbedder {
         self.1.dim.unwrap_or(8)
     }
 
-    fn embed(&mut self, batch: &Array4<f32>) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError> {
+    fn embed(&mut self, batch: &dyn ImageBatch) -> Result<Vec<Result<Vec<f32>, RowError>>, ModelError> {
         let lost = self.1.lost || self.1.embedder_is_lost;
         Behaviour { lost, ..self.1.clone() }.check(batch)?;
         let one = |image: ArrayView3<'_, f32>| {
@@ -178,7 +179,7 @@ impl Embedder for FakeEmbedder {
             let seed = fingerprint(image);
             Ok((0..self.dim()).map(|i| ((seed >> (8 * (i % 8))) % 251) as f32 / 251.0).collect())
         };
-        Ok(batch.axis_iter(Axis(0)).map(one).collect())
+        Ok(batch.images().axis_iter(Axis(0)).map(one).collect())
     }
 }
 
@@ -190,6 +191,7 @@ pub fn detect_config(selection: Selection) -> DetectConfig {
         prompt: None,
         labels: Labels::Spans,
         candidate_floor: 0.05,
+        shape_step_px: None,
         selection,
     }
 }
@@ -225,6 +227,8 @@ pub struct Setup {
     pub claims: Claims,
     /// After which silence another worker loses its rows.
     pub lease: Duration,
+    /// Sessions compute elsewhere, as on a GPU.
+    pub on_gpu: bool,
 }
 
 impl Default for Setup {
@@ -257,6 +261,7 @@ impl Default for Setup {
             sessions: 2,
             claims: Claims::Ordinary,
             lease: LEASE,
+            on_gpu: false,
         }
     }
 }
@@ -302,6 +307,7 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
             .collect(),
         threads_per_session: 1,
         device: EffectiveDevice::cpu(None),
+        memory: HostMemory::default(),
         notes: Vec::new(),
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads).build().unwrap();
@@ -317,7 +323,7 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
         stages: &wanted,
         pool: &pool,
         cores: &cores,
-        on_host: true,
+        on_host: !setup.on_gpu,
         learnt: &learning,
         instruments: &instruments,
         progress: &progress,

@@ -102,7 +102,7 @@ fn within(size: Sides, multiple_px: u32) -> (Size, Fit) {
         Sides::Shortest(side) => (side, side),
         Sides::Both { height_px, width_px } => (height_px.min(width_px), height_px.max(width_px)),
     };
-    (Size::new(longest_px, longest_px), Fit::Scale { shortest_px, longest_px, multiple_px })
+    (Size::new(longest_px, longest_px), Fit::Scale { shortest_px, longest_px, multiple_px, step_px: 1 })
 }
 
 pub(super) fn both(size: Sides) -> Result<Size, String> {
@@ -157,7 +157,7 @@ pub(in crate::model::preprocessor) mod tests {
     }
 
     pub(in crate::model::preprocessor) fn scale(shortest_px: u32, longest_px: u32, multiple_px: u32) -> Option<Fit> {
-        Some(Fit::Scale { shortest_px, longest_px, multiple_px })
+        Some(Fit::Scale { shortest_px, longest_px, multiple_px, step_px: 1 })
     }
 
     const DINOV2: &str = r#"{"crop_size": {"height": 224, "width": 224}, "do_center_crop": true, "do_convert_rgb": true,

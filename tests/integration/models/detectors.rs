@@ -234,3 +234,51 @@ fn a_prompt_that_is_too_long_or_missing_fails_its_image_and_no_other() {
         assert_eq!(answer.as_ref().unwrap_err().code, RowCode::Prompt);
     }
 }
+
+/// What a step of 64 changes in a seeded model with fixed queries, where nothing decides which of them are kept: boxes
+/// in parts of the picture. Zeros beside the picture are other numbers than the edge that convolutions see without.
+const STEPPED_BOX_MOST: f32 = 0.02;
+const STEPPED_SCORE_MOST: f32 = 0.02;
+
+#[test]
+fn a_step_of_shapes_changes_boxes_and_scores_little() {
+    let config = DecodeConfig {
+        max_pixels: MAX_PIXELS_DEFAULT,
+        truncated: Truncated::Fail,
+        mode: croprow::recipe::Decode::Exact,
+    };
+    for name in ["detr", "conditional_detr", "deformable_detr"] {
+        let (family, mut plain) = family(name);
+        let stepped = croprow::config::DetectConfig { shape_step_px: Some(64), ..detect_config(selection(0.3)) };
+        let files = locate(&tiny(&family.model), Precision::Auto, false).unwrap();
+        let mut stepped = detector::load(&files, &stepped, &runtime(), &EffectiveDevice::cpu(None)).unwrap().0;
+        for picture in &family.pictures {
+            let upright = decode::decode(&header::probe(&root(&picture.file), &config).unwrap(), &config, Scale::FULL);
+            let upright = upright.unwrap();
+            let whole = upright.facts.upright;
+            let [theirs, ours] = [&mut plain, &mut stepped].map(|detector| {
+                let input = detector.input().clone();
+                let of = input.tensor_size(whole);
+                let mut batch = Array4::zeros((1, 3, of.height_px as usize, of.width_px as usize));
+                let values = batch.as_slice_mut().unwrap();
+                let placed = tensor::fill(&upright.picture, BoxPx::whole(whole), &input, values).unwrap();
+                let found =
+                    only(detector.detect(&batch, &[Asked { prompt: None, valid: placed.valid }], -1.0).unwrap());
+                let unit = |c: &croprow::candidate::Candidate| {
+                    let [x0, y0, x1, y1] = sides(placed.placement.to_image(c.bbox));
+                    let (w, h) = (whole.width_px as f32, whole.height_px as f32);
+                    let mut scores: Vec<_> = c.scores.iter().map(|s| (s.label, s.score)).collect();
+                    scores.sort_by_key(|(label, _)| *label);
+                    ([x0 / w, y0 / h, x1 / w, y1 / h], scores.into_iter().map(|(_, score)| score).collect::<Vec<_>>())
+                };
+                found.candidates.iter().map(unit).collect::<Vec<_>>()
+            });
+            assert_eq!(ours.len(), theirs.len());
+            let worst = |of: &dyn Fn(usize) -> f32| (0..ours.len()).map(of).fold(0.0, f32::max);
+            let boxes = worst(&|i| farthest(&ours[i].0, &theirs[i].0));
+            let scores = worst(&|i| farthest(&ours[i].1, &theirs[i].1));
+            println!("{name}, {}: boxes off by {boxes:.5}, scores by {scores:.5}", picture.file);
+            assert!(boxes <= STEPPED_BOX_MOST && scores <= STEPPED_SCORE_MOST, "{name}, {}", picture.file);
+        }
+    }
+}

@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod bound;
 mod children;
 mod detectors;
 mod families;

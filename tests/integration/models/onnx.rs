@@ -15,6 +15,7 @@ pub(crate) struct Graph {
 }
 
 pub(crate) const F32: u64 = 1;
+pub(crate) const F16: u64 = 10;
 pub(crate) const F64: u64 = 11;
 
 const INT64: u64 = 7;

@@ -83,7 +83,7 @@ fn sides_of_one_pixel_are_decoded_and_resized() {
                 Fit::Squash,
                 Fit::Pad { fill: 114 },
                 Fit::Center { resize_shortest_px: 32 },
-                Fit::Scale { shortest_px: 28, longest_px: 56, multiple_px: 1 },
+                Fit::Scale { shortest_px: 28, longest_px: 56, multiple_px: 1, step_px: 1 },
                 Fit::Corner,
                 Fit::SquareBlur,
             ] {
