@@ -27,6 +27,14 @@ pub enum Error {
         /// What is wrong and what helps.
         reason: String,
     },
+    /// The file is damaged, or no database at all. Nothing was touched.
+    #[error("{path}: {reason}", path = path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what helps.
+        reason: String,
+    },
     /// A statement failed on an open database.
     #[error("database: {0}")]
     Database(#[from] rusqlite::Error),
@@ -59,7 +67,7 @@ impl Error {
     /// The process's exit code for this error.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Usage(_) | Self::StartUp(_) | Self::Source { .. } | Self::Open { .. } => 1,
+            Self::Usage(_) | Self::StartUp(_) | Self::Source { .. } | Self::Open { .. } | Self::Unreadable { .. } => 1,
             Self::Database(_) | Self::Model(_) | Self::System(_) | Self::Panicked { .. } => 3,
             Self::OutOfMemory(_) | Self::DeviceLost(_) | Self::LeaseLost => 75,
         }
@@ -86,6 +94,7 @@ impl Error {
             | Self::StartUp(_)
             | Self::Source { .. }
             | Self::Open { .. }
+            | Self::Unreadable { .. }
             | Self::Database(_)
             | Self::System(_)
             | Self::Panicked { .. } => None,
@@ -93,7 +102,8 @@ impl Error {
     }
 }
 
-fn is_damaged(error: &rusqlite::Error) -> bool {
+/// True where SQLite finds the file damaged.
+pub(crate) fn is_damaged(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::DatabaseCorrupt | rusqlite::ErrorCode::NotADatabase))
 }
 

@@ -9,11 +9,13 @@
 //!
 //! [`pipeline::run`] is the page to read first. It claims pages of rows through [`db`], turns bytes into
 //! tensors with [`pixels`], asks the sessions of [`model`], and commits results and states together.
-//! [`input`] brings rows into a database. [`config`], [`recipe`], [`candidate`], [`geometry`], [`row`] and [`error`] are
+//! [`input`] brings rows into a database, [`verify`] checks what is in it. [`config`], [`recipe`], [`candidate`], [`geometry`], [`row`] and [`error`] are
 //! plain data that everything may use.
 //!
-//! Imports run one way: `pipeline, input -> db, pixels, model -> config, recipe, candidate, row,
+//! Imports run one way: `verify -> pipeline, input -> db, pixels, model -> config, recipe, candidate, row,
 //! geometry, error`.
+
+pub mod verify;
 
 pub mod pipeline;
 

@@ -14,6 +14,7 @@ mod settings;
 mod signals;
 mod status;
 mod ticker;
+mod verify;
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,6 +58,8 @@ enum Verb {
     Retry(retry::RetryArgs),
     /// Apply other thresholds or another selection rule to the stored candidates: no model is run.
     Select(select::SelectArgs),
+    /// Check what is stored: counters, rows, vectors, crops; and mend it.
+    Verify(verify::VerifyArgs),
     /// Runtime library, device and models: what is there, what is missing, how to mend it.
     Doctor(doctor::DoctorArgs),
 }
@@ -78,6 +81,7 @@ pub(crate) fn main() -> u8 {
         Verb::Status(args) => status::run(&args),
         Verb::Retry(args) => retry::run(&args),
         Verb::Select(args) => select::run(&args),
+        Verb::Verify(args) => verify::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
     };
     result.unwrap_or_else(|error| {

@@ -11,9 +11,11 @@ pub mod models;
 pub mod open;
 pub mod progress;
 pub mod recipes;
+pub mod repair;
 pub mod retry;
 pub mod runs;
 pub mod select;
+pub mod verify;
 
 pub use open::Db;
 

@@ -186,6 +186,10 @@ fn open_error(path: &Path, reason: impl ToString) -> Error {
     Error::Open { path: path.to_owned(), reason: reason.to_string() }
 }
 
+fn unreadable(path: &Path, reason: impl ToString) -> Error {
+    Error::Unreadable { path: path.to_owned(), reason: reason.to_string() }
+}
+
 fn assert_sqlite_is_sound(path: &Path) -> Result<(), Error> {
     if rusqlite::version_number() < SQLITE_OLDEST {
         return Err(open_error(
@@ -203,11 +207,14 @@ fn check_is_sqlite(path: &Path) -> Result<(), Error> {
         return Err(open_error(path, "is not a regular file; name the database file"));
     }
     let mut magic = Vec::with_capacity(16);
-    File::open(path).and_then(|f| f.take(16).read_to_end(&mut magic)).map_err(|e| open_error(path, e))?;
+    File::open(path).and_then(|f| f.take(16).read_to_end(&mut magic)).map_err(|e| unreadable(path, e))?;
     match magic.as_slice() {
         b"SQLite format 3\0" => Ok(()),
-        [] => Err(open_error(path, "is empty, so it is no database; remove it, or name another file")),
-        _ => Err(open_error(path, "is not an SQLite database; name another file (images are given after it)")),
+        [] => Err(unreadable(path, "is empty, so it is no database; remove it, or name another file")),
+        _ => Err(unreadable(
+            path,
+            "is not an SQLite database, or an encrypted one; name another file (images are given after it)",
+        )),
     }
 }
 
@@ -219,7 +226,7 @@ fn check_ours(conn: &Connection, path: &Path) -> Result<usize, Error> {
         Ok((pragma("application_id")?, pragma("user_version")?, used))
     };
     let (application, version, used) = read().map_err(|e| match e.sqlite_error_code() {
-        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => open_error(
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => unreadable(
             path,
             format!("{e}; the file is damaged: keep a copy, then try `sqlite3 FILE .recover`, or go back to a backup"),
         ),

@@ -324,9 +324,10 @@ fn thin_out(conn: &Connection, run: RunId, kept: i64) -> Result<(), Error> {
 }
 
 /// A run that has not said that it ended.
-struct OpenRun {
-    run: RunId,
+pub(super) struct OpenRun {
+    pub(super) run: RunId,
     process: ProcessId,
+    pub(super) started_at: f64,
     heartbeat_at: f64,
 }
 
@@ -338,21 +339,26 @@ impl OpenRun {
 
 /// A run that has not ended and whose process is not known to be gone.
 pub(super) fn first_live_run(conn: &Connection) -> Result<Option<RunId>, Error> {
+    Ok(live_runs(conn)?.first().map(|open| open.run))
+}
+
+/// All of them.
+pub(super) fn live_runs(conn: &Connection) -> Result<Vec<OpenRun>, Error> {
     let own = ProcessId::own();
     let at = now();
-    Ok(open_runs(conn)?.iter().find(|(open, _)| !open.is_dead(&own, at)).map(|(open, _)| open.run))
+    Ok(open_runs(conn)?.into_iter().map(|(open, _)| open).filter(|open| !open.is_dead(&own, at)).collect())
 }
 
 fn open_runs(conn: &Connection) -> Result<Vec<(OpenRun, InForce)>, Error> {
     let mut statement = conn.prepare(
-        "SELECT id, host, boot_id, pid, pid_started, heartbeat_at, detect_recipe_id, embed_recipe_id
+        "SELECT id, host, boot_id, pid, pid_started, heartbeat_at, detect_recipe_id, embed_recipe_id, started_at
          FROM runs WHERE ended_at IS NULL",
     )?;
     let rows = statement.query_map([], |r| {
         let process = ProcessId { host: r.get(1)?, boot_id: r.get(2)?, pid: r.get(3)?, started: r.get(4)? };
         let recipe = |i| r.get::<_, Option<i64>>(i).map(|id| id.map(RecipeId));
         let recipes = InForce { detect: recipe(6)?, embed: recipe(7)? };
-        Ok((OpenRun { run: RunId(r.get(0)?), process, heartbeat_at: r.get(5)? }, recipes))
+        Ok((OpenRun { run: RunId(r.get(0)?), process, started_at: r.get(8)?, heartbeat_at: r.get(5)? }, recipes))
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use crate::error::Error;
 use crate::pixels::picture::Picture;
 use crate::pixels::tensor::encode_crop_jpeg;
-use crate::row::{Claim, Region};
+use crate::row::{Claim, ImageId, Region};
 
 /// Quality of crops, 1..=100.
 const JPEG_QUALITY: u8 = 92;
@@ -125,8 +125,18 @@ pub fn prepare_folder(folder: &Path) -> Result<PathBuf, Error> {
     Ok(folder.to_owned())
 }
 
+/// The image that a name below the folder of crops speaks of; `None` for a name that this program does not give.
+pub fn image_of(name: &str) -> Option<ImageId> {
+    let (shard, file) = name.split_once('/')?;
+    let (id, digest) = file.strip_suffix(".jpg")?.rsplit_once('-')?;
+    let hex = |text: &str, length| text.len() == length && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let number: i64 = id.parse().ok()?;
+    (hex(shard, 2) && hex(digest, 16) && digest.starts_with(shard) && number.to_string() == id)
+        .then_some(ImageId(number))
+}
+
 /// An unfinished file whose process is gone.
-fn is_left_over(name: &str) -> bool {
+pub fn is_left_over(name: &str) -> bool {
     let pid = name.strip_suffix(UNFINISHED).and_then(|stem| stem.split('-').next());
     pid.is_some_and(|pid| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists())
 }

@@ -19,3 +19,4 @@ mod pixels;
 mod provenance;
 mod scaled;
 mod select;
+mod verify;
