@@ -28,9 +28,9 @@ forbid() {
 sources() { find "$@" -name '*.rs' | sort; }
 
 say "import rules"
-mapfile -t LIBRARY < <(sources src/lib.rs src/verify src/pipeline src/input src/db src/model src/pixels src/candidate.rs src/config.rs src/error.rs \
+mapfile -t LIBRARY < <(sources src/lib.rs src/verify src/pipeline src/input src/db src/model src/pixels src/candidate.rs src/config.rs src/error.rs src/file_system.rs \
     src/geometry.rs src/recipe.rs src/row.rs)
-mapfile -t PLAIN < <(sources src/candidate.rs src/config.rs src/error.rs src/geometry.rs src/recipe.rs src/row.rs)
+mapfile -t PLAIN < <(sources src/candidate.rs src/config.rs src/error.rs src/file_system.rs src/geometry.rs src/recipe.rs src/row.rs)
 mapfile -t DB < <(sources src/db)
 mapfile -t MODEL < <(sources src/model)
 mapfile -t PIXELS < <(sources src/pixels)

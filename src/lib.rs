@@ -10,7 +10,7 @@
 //! [`pipeline::run`] is the page to read first. It claims pages of rows through [`db`], turns bytes into
 //! tensors with [`pixels`], asks the sessions of [`model`], and commits results and states together.
 //! [`input`] brings rows into a database, [`verify`] checks what is in it. [`config`], [`recipe`], [`candidate`], [`geometry`], [`row`] and [`error`] are
-//! plain data that everything may use.
+//! plain data that everything may use, and so is what [`file_system`] says of a path.
 //!
 //! Imports run one way: `verify -> pipeline, input -> db, pixels, model -> config, recipe, candidate, row,
 //! geometry, error`.
@@ -28,6 +28,7 @@ pub mod pixels;
 pub mod candidate;
 pub mod config;
 pub mod error;
+pub mod file_system;
 pub mod geometry;
 pub mod recipe;
 pub mod row;

@@ -6,6 +6,7 @@ mod memory;
 mod parse;
 mod recipes;
 mod retry;
+mod room;
 mod run;
 mod run_args;
 mod select;
@@ -17,11 +18,16 @@ mod ticker;
 mod verify;
 
 use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Parser, Subcommand};
+use croprow::db::Opening;
+use croprow::db::refuse::explained;
 use croprow::error::Error;
 use log::LevelFilter;
+use signal_hook::consts::SIGXFSZ;
 
 /// Works through an SQLite file of images: finds objects, crops them, embeds the crops, and never loses a
 /// finished row.
@@ -36,6 +42,9 @@ struct Cli {
     /// Say errors only, and draw no progress.
     #[arg(short, long, global = true)]
     quiet: bool,
+    /// Work on a database on NFS, SMB, 9p, FUSE and the like, where databases are damaged
+    #[arg(long, global = true)]
+    allow_network_filesystem: bool,
 }
 
 const HELP: &str = "A first run:
@@ -64,6 +73,21 @@ enum Verb {
     Doctor(doctor::DoctorArgs),
 }
 
+impl Verb {
+    /// The database that the verb is about.
+    fn database(&self) -> Option<&Path> {
+        match self {
+            Self::Add(args) => Some(&args.db),
+            Self::Run(args) => Some(&args.db),
+            Self::Status(args) => Some(&args.db),
+            Self::Retry(args) => Some(&args.db),
+            Self::Select(args) => Some(&args.db),
+            Self::Verify(args) => Some(&args.db),
+            Self::Doctor(_) => None,
+        }
+    }
+}
+
 /// Runs the verb and says what went wrong. Returns the process's exit code.
 pub(crate) fn main() -> u8 {
     let cli = match Cli::try_parse() {
@@ -75,6 +99,9 @@ pub(crate) fn main() -> u8 {
     };
     start_log(cli.verbose, cli.quiet);
     QUIET.store(cli.quiet, Ordering::Relaxed);
+    ALLOW_NETWORK.store(cli.allow_network_filesystem, Ordering::Relaxed);
+    outlive_file_size_limits();
+    let database = cli.verb.database().map(ToOwned::to_owned);
     let result = match cli.verb {
         Verb::Add(args) => args.run(),
         Verb::Run(args) => run::run(args, cli.quiet),
@@ -85,6 +112,10 @@ pub(crate) fn main() -> u8 {
         Verb::Doctor(args) => doctor::run(&args),
     };
     result.unwrap_or_else(|error| {
+        let error = match &database {
+            Some(path) => explained(path, error),
+            None => error,
+        };
         complain(&format!("croprow: {}", with_sources(&error)));
         if let Some(hint) = error.hint() {
             complain(&format!("         {hint}"));
@@ -126,6 +157,20 @@ fn with_sources(error: &Error) -> String {
         source = cause.source();
     }
     text
+}
+
+/// A file that grows beyond `ulimit -f` is an error of that file and not the end of the process.
+fn outlive_file_size_limits() {
+    // Where it cannot be set the system's own way is kept.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
+}
+
+/// `--allow-network-filesystem`.
+static ALLOW_NETWORK: AtomicBool = AtomicBool::new(false);
+
+/// What the user insists on when a database is opened for writing.
+pub(crate) fn opening() -> Opening {
+    Opening { allow_network: ALLOW_NETWORK.load(Ordering::Relaxed) }
 }
 
 /// `--quiet`: talk is left out, errors are not.

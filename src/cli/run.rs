@@ -31,7 +31,7 @@ use super::run_args::RunArgs;
 use super::settings::Settings;
 use super::status::duration;
 use super::ticker::Ticker;
-use super::{memory, print, say, select, self_tests, signals};
+use super::{memory, opening, print, room, say, select, self_tests, signals};
 
 /// Everything decided before a model is loaded.
 struct Plan {
@@ -54,7 +54,7 @@ struct Plan {
 }
 
 pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
-    let mut db = Db::open(&args.db)?;
+    let mut db = Db::open_with(&args.db, opening())?;
     for (run, images) in db.rescue_dead_runs()? {
         say(&format!("run {} ended without saying so; its {images} rows in flight are pending again", run.0));
     }
@@ -69,9 +69,11 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         plan.remember_idle(&mut db)?;
         return finish_idle(&db, plan.kept, args.json);
     }
+    db.set_synchronous(plan.settings.synchronous)?;
     if let Some(folder) = &plan.config.crops {
         prepare_folder(folder)?;
     }
+    room::tell_where_short(&db, plan.config.crops.as_deref());
     let runtime = model::library::load(plan.settings.runtime.as_deref(), plan.settings.device, plan.config.threads)?;
     let placing = Placing::of(&plan.config, plan.settings.device, &runtime)?;
     if let Some(note) = &placing.device.note {

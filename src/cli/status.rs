@@ -21,7 +21,7 @@ use super::{one_line, print};
   croprow status photos.db --json | python3 -m json.tool")]
 pub(crate) struct StatusArgs {
     /// The database.
-    db: PathBuf,
+    pub(crate) db: PathBuf,
     /// One JSON object, for programs.
     #[arg(long)]
     json: bool,

@@ -9,7 +9,7 @@ use croprow::error::Error;
 use croprow::verify::{Options, Report, mend, verify};
 use serde_json::json;
 
-use super::{one_line, parse, print, say};
+use super::{one_line, opening, parse, print, say};
 
 /// Examples of each kind of damage, where nothing else is said.
 const EXAMPLES: u64 = 5;
@@ -24,7 +24,7 @@ Examples:
   croprow verify photos.db --repair      then: croprow run photos.db")]
 pub(crate) struct VerifyArgs {
     /// The database.
-    db: PathBuf,
+    pub(crate) db: PathBuf,
     /// Count again, and make images with damaged or missing results pending; then check once more
     #[arg(long)]
     repair: bool,
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Error> {
         if !args.json {
             print(&describe(args, &report))?;
         }
-        let done = mend(&mut Db::open(&args.db)?, &report)?;
+        let done = mend(&mut Db::open_with(&args.db, opening())?, &report)?;
         say(&format!(
             "mended: {} images are pending again, {} rows that referred to nothing are gone, all is counted again",
             done.images, done.dangling

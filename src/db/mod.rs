@@ -7,17 +7,20 @@ pub mod claim;
 pub mod commit;
 pub mod due;
 pub mod foreign;
+mod migrate;
 pub mod models;
 pub mod open;
 pub mod progress;
 pub mod recipes;
+pub mod refuse;
 pub mod repair;
 pub mod retry;
 pub mod runs;
 pub mod select;
 pub mod verify;
+pub mod wal;
 
-pub use open::Db;
+pub use open::{Db, Opening};
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

@@ -8,6 +8,7 @@ use rusqlite::{Transaction, params};
 use super::Db;
 use super::due::{InForce, RecipeId};
 use super::runs::first_live_run;
+use super::verify::counted_again;
 use crate::error::Error;
 use crate::row::ImageId;
 
@@ -91,13 +92,17 @@ impl Db {
         }
         mended.dangling = remove_dangling(&tx)?;
         // The triggers have changed counters that may have been wrong or missing before.
-        tx.execute_batch(
-            "DELETE FROM counts;
-             INSERT INTO counts
-             SELECT ifnull(detect_state, ''), ifnull(detect_recipe_id, 0), ifnull(embed_state, ''),
-                    ifnull(embed_recipe_id, 0), count(*)
-             FROM images GROUP BY 1, 2, 3, 4",
-        )?;
+        let counts = counted_again(&tx)?;
+        tx.execute("DELETE FROM counts", [])?;
+        for (standing, images) in counts {
+            tx.prepare_cached("INSERT INTO counts VALUES (?1, ?2, ?3, ?4, ?5)")?.execute(params![
+                standing.detect,
+                standing.detect_recipe,
+                standing.embed,
+                standing.embed_recipe,
+                images,
+            ])?;
+        }
         tx.commit()?;
         Ok(mended)
     }

@@ -39,6 +39,11 @@ impl ProcessId {
         }
     }
 
+    /// When the process with that number here began, in clock ticks since boot; `None` where there is none.
+    pub fn started_of(pid: i64) -> Option<i64> {
+        start_ticks(pid)
+    }
+
     /// Whether that process is gone, as far as can be told from here: at once on the same host.
     fn is_dead(&self, own: &Self, silent_s: f64) -> bool {
         let boot = |id: &Self| id.boot_id.split(' ').next().map(str::to_owned);

@@ -1,7 +1,8 @@
 //! What `verify` reads: checks that SQL can make by itself, and pages of images with all that hangs on them. Writes
 //! nothing. Each page is one short read transaction, so that a run beside it can cut its log back.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::path::PathBuf;
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -180,21 +181,17 @@ impl Db {
     /// # Errors
     /// Those of the database.
     pub fn miscounts(&self) -> Result<Vec<Miscount>, Error> {
-        let mut statement = self.conn.prepare(
-            "SELECT detect_state, detect_recipe_id, embed_state, embed_recipe_id, sum(counted), sum(there) FROM (
-                 SELECT detect_state, detect_recipe_id, embed_state, embed_recipe_id, images AS counted, 0 AS there FROM counts
-                 UNION ALL
-                 SELECT ifnull(detect_state, ''), ifnull(detect_recipe_id, 0), ifnull(embed_state, ''),
-                        ifnull(embed_recipe_id, 0), 0, count(*)
-                 FROM images GROUP BY 1, 2, 3, 4
-             ) GROUP BY 1, 2, 3, 4 HAVING sum(counted) <> sum(there) ORDER BY 1, 2, 3, 4",
-        )?;
-        let rows = statement.query_map([], |r| {
-            let word = |i| r.get::<_, String>(i).map(|w| if w.is_empty() { "not due".to_owned() } else { w });
-            let standing = format!("detect {} ({}), embed {} ({})", word(0)?, recipe(r, 1)?, word(2)?, recipe(r, 3)?);
-            Ok(Miscount { standing, counted: r.get(4)?, there: r.get(5)? })
-        })?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        let tx = self.conn.unchecked_transaction()?;
+        // What is counted and what is there, at one moment.
+        let mut both: BTreeMap<Standing, (i64, i64)> = BTreeMap::new();
+        for (standing, images) in stored_counts(&tx)? {
+            both.entry(standing).or_default().0 += images;
+        }
+        for (standing, images) in counted_again(&tx)? {
+            both.entry(standing).or_default().1 += images;
+        }
+        let wrong = both.into_iter().filter(|(_, (counted, there))| counted != there);
+        Ok(wrong.map(|(s, (counted, there))| Miscount { standing: s.to_string(), counted, there }).collect())
     }
 
     /// Running rows that no live run holds.
@@ -305,11 +302,66 @@ impl Db {
     }
 }
 
-fn recipe(r: &Row<'_>, column: usize) -> rusqlite::Result<String> {
-    Ok(match r.get::<_, i64>(column)? {
-        0 => "no recipe".to_owned(),
-        id => format!("recipe {id}"),
-    })
+/// States and recipes as `counts` has them: `''` for NULL, 0 for none. Words may be anything in a damaged database.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Standing {
+    pub(super) detect: String,
+    pub(super) detect_recipe: i64,
+    pub(super) embed: String,
+    pub(super) embed_recipe: i64,
+}
+
+impl Standing {
+    fn from_row(r: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self { detect: r.get(0)?, detect_recipe: r.get(1)?, embed: r.get(2)?, embed_recipe: r.get(3)? })
+    }
+
+    fn is_row(&self, r: &Row<'_>) -> rusqlite::Result<bool> {
+        let is_word = |column, word: &str| Ok::<_, rusqlite::Error>(r.get_ref(column)?.as_str()? == word);
+        Ok(is_word(0, &self.detect)?
+            && r.get::<_, i64>(1)? == self.detect_recipe
+            && is_word(2, &self.embed)?
+            && r.get::<_, i64>(3)? == self.embed_recipe)
+    }
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = |state: &str| if state.is_empty() { "not due".to_owned() } else { state.to_owned() };
+        let by = |recipe: i64| if recipe == 0 { String::new() } else { format!(" by recipe {recipe}") };
+        let (detect, embed) = (word(&self.detect), word(&self.embed));
+        write!(f, "detect {detect}{}, embed {embed}{}", by(self.detect_recipe), by(self.embed_recipe))
+    }
+}
+
+fn stored_counts(conn: &Connection) -> Result<Vec<(Standing, i64)>, Error> {
+    let mut statement =
+        conn.prepare("SELECT detect_state, detect_recipe_id, embed_state, embed_recipe_id, images FROM counts")?;
+    let rows = statement.query_map([], |r| Ok((Standing::from_row(r)?, r.get(4)?)))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Counts all images. Not by GROUP BY: that would sort ten million rows, in memory.
+pub(super) fn counted_again(conn: &Connection) -> Result<Vec<(Standing, i64)>, Error> {
+    let mut statement = conn.prepare(
+        "SELECT ifnull(detect_state, ''), ifnull(detect_recipe_id, 0), ifnull(embed_state, ''), ifnull(embed_recipe_id, 0)
+         FROM images",
+    )?;
+    let mut counts: Vec<(Standing, i64)> = Vec::new();
+    let mut rows = statement.query([])?;
+    let mut last = 0;
+    while let Some(r) = rows.next()? {
+        // Neighbours mostly stand alike.
+        if counts.get(last).is_none_or(|(standing, _)| !standing.is_row(r).unwrap_or(false)) {
+            let standing = Standing::from_row(r)?;
+            last = counts.iter().position(|(known, _)| *known == standing).unwrap_or_else(|| {
+                counts.push((standing, 0));
+                counts.len() - 1
+            });
+        }
+        counts[last].1 += 1;
+    }
+    Ok(counts)
 }
 
 fn stored_image(r: &Row<'_>) -> rusqlite::Result<StoredImage> {

@@ -11,6 +11,7 @@ use super::measure::{line, resident_bytes, step_sample};
 use super::progress::{Progress, Rates, Snapshot, Step, Wait};
 use super::{Job, lock};
 use crate::db::runs::{Sample, StepSample};
+use crate::db::wal::WalWatch;
 use crate::error::Error;
 use crate::model::Terminator;
 use crate::row::Finished;
@@ -26,9 +27,6 @@ const COMMIT_AT_END: Duration = Duration::from_millis(10);
 
 /// How often heartbeat and samples are written.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-
-/// The write-ahead log is worth a warning beyond this: somebody keeps a read transaction open.
-const WAL_WARN_BYTES: u64 = 1 << 30;
 
 /// Stores outcomes until `finished` is closed.
 pub(super) fn run(
@@ -95,7 +93,7 @@ struct Pulse {
     last: Instant,
     before: Snapshot,
     rates: Rates,
-    warned_of_wal: bool,
+    wal_watch: WalWatch,
 }
 
 impl Pulse {
@@ -103,7 +101,7 @@ impl Pulse {
         let now = Instant::now();
         let before = job.progress.snapshot(job.config.threads);
         let rates = Rates::new(job.progress, job.config.threads);
-        Self { began: now, last: now, before, rates, warned_of_wal: false }
+        Self { began: now, last: now, before, rates, wal_watch: WalWatch::default() }
     }
 
     fn beat(&mut self, job: &Job<'_>, budget: &Budget) -> Result<(), Error> {
@@ -128,15 +126,7 @@ impl Pulse {
         let mut db = lock(job.db);
         db.heartbeat(job.run, &sample, &steps)?;
         job.learnt.keep(&mut db, &job.progress.take_learnt())?;
-        let wal_bytes = db.wal_bytes();
-        drop(db);
-        if wal_bytes > WAL_WARN_BYTES && !self.warned_of_wal {
-            self.warned_of_wal = true;
-            log::warn!(
-                "the write-ahead log has grown to {} MiB: another program keeps a read transaction open; close it",
-                wal_bytes >> 20
-            );
-        }
+        self.wal_watch.look(&db);
         Ok(())
     }
 }

@@ -103,7 +103,7 @@ pub(super) fn check_folders(db: &Db, folders: &Folders, report: &mut Report) -> 
                 let file_name = file.file_name();
                 let Some(file_name) = file_name.to_str() else { continue };
                 let name = format!("{shard_name}/{file_name}");
-                if is_left_over(file_name) {
+                if is_left_over(&file.path()) {
                     report.add(Damage::CropUnfinished, file.path().display().to_string());
                 } else if let Some(image) = image_of(&name)
                     && !is_younger(&file.path(), live_since)

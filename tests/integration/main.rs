@@ -7,12 +7,14 @@ mod support;
 
 mod cli;
 mod database;
+mod disk;
 mod doctor;
 mod golden;
 mod input;
 mod measurements;
 mod memory;
 mod models;
+mod others;
 mod parity;
 mod pipeline;
 mod pixels;

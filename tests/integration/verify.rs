@@ -257,7 +257,10 @@ fn in_files() -> Vec<Plant> {
             &[D::CropUnfinished],
             Box::new(|db| {
                 fs::create_dir_all(crops(db).join("ab")).unwrap();
-                fs::write(crops(db).join("ab/4194304-3.croprow-tmp"), b"x").unwrap();
+                let unfinished = crops(db).join("ab/7-1-00000000-3.croprow-tmp");
+                fs::write(&unfinished, b"x").unwrap();
+                let an_hour_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+                fs::File::options().write(true).open(unfinished).unwrap().set_modified(an_hour_ago).unwrap();
             }),
             false,
         ),
