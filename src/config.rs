@@ -171,6 +171,17 @@ pub enum Device {
     Cuda(u32),
 }
 
+/// `--synchronous`: what a power cut may take back. The database is sound after it in either case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Synchronous {
+    /// The last commits, whose rows are then done again.
+    #[default]
+    Normal,
+    /// Nothing: each commit waits for the disk.
+    Full,
+}
+
 /// `--stale`: what becomes of finished rows that another recipe made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -1,7 +1,9 @@
 //! `Error`: the run cannot go on. What concerns one row is a [`RowError`](crate::row::RowError).
 
+use std::path::{Path, PathBuf};
+
+use crate::file_system::FileSystem;
 use crate::printable;
-use std::path::PathBuf;
 
 /// Why a command ended. Messages are lower-case fragments that name the path, the reason and the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +30,14 @@ pub enum Error {
         /// What is wrong and what helps.
         reason: String,
     },
+    /// The file is damaged, or no database at all. Nothing was touched.
+    #[error("{path}: {reason}", path = printable::path(path))]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what helps.
+        reason: String,
+    },
     /// A statement failed on an open database.
     #[error("database: {0}")]
     Database(#[from] rusqlite::Error),
@@ -43,7 +53,25 @@ pub enum Error {
     /// Another worker took this run for dead and has its rows.
     #[error("another worker took this one for dead and has its rows")]
     LeaseLost,
-    /// The host took something away: disk, threads.
+    /// A file cannot be written: its disk is full, a quota or a limit is reached, or the disk fails. No row is to blame.
+    #[error("cannot write {path}: {reason}; {file_system}", path = printable::path(path))]
+    Disk {
+        /// What was being written.
+        path: PathBuf,
+        /// The system's word.
+        reason: String,
+        /// Where that is, and what is free there.
+        file_system: String,
+    },
+    /// The database's file is not the one that was opened.
+    #[error("{path}: {reason}", path = printable::path(path))]
+    Replaced {
+        /// Its name.
+        path: PathBuf,
+        /// What became of it.
+        reason: &'static str,
+    },
+    /// The host took something away: threads, descriptors.
     #[error("{0}")]
     System(String),
     /// A stage panicked. A fault of this program.
@@ -57,11 +85,23 @@ pub enum Error {
 }
 
 impl Error {
+    /// That `path` could not be written, with its file system and what is free there.
+    pub fn disk(path: &Path, reason: impl ToString) -> Self {
+        let file_system =
+            FileSystem::of(path).map_or_else(|e| format!("its file system cannot be asked: {e}"), |f| f.to_string());
+        Self::Disk { path: path.to_owned(), reason: reason.to_string(), file_system }
+    }
+
     /// The process's exit code for this error.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Usage(_) | Self::StartUp(_) | Self::Source { .. } | Self::Open { .. } => 1,
-            Self::Database(_) | Self::Model(_) | Self::System(_) | Self::Panicked { .. } => 3,
+            Self::Usage(_) | Self::StartUp(_) | Self::Source { .. } | Self::Open { .. } | Self::Unreadable { .. } => 1,
+            Self::Database(_)
+            | Self::Disk { .. }
+            | Self::Replaced { .. }
+            | Self::Model(_)
+            | Self::System(_)
+            | Self::Panicked { .. } => 3,
             Self::OutOfMemory(_) | Self::DeviceLost(_) | Self::LeaseLost => 75,
         }
     }
@@ -69,9 +109,14 @@ impl Error {
     /// One line on what to do, where there is something general to say.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Database(e) if is_full(e) => {
-                Some("the disk is full: free space on it and run again, finished rows are kept")
-            }
+            Self::Disk { .. } => Some(
+                "free space there (or raise the quota or `ulimit -f`, or mend the folder) and start the same command again: finished rows are kept, \
+                 and no row was marked for it",
+            ),
+            Self::Replaced { .. } => Some(
+                "what was stored is in the file that was moved away and in the log (-wal) beside its old name: put the file back and \
+                 start again; never put another file beside that log",
+            ),
             Self::Database(e) if is_damaged(e) => {
                 Some("the database is damaged: keep a copy, then try `sqlite3 FILE .recover`, or go back to a backup")
             }
@@ -87,6 +132,7 @@ impl Error {
             | Self::StartUp(_)
             | Self::Source { .. }
             | Self::Open { .. }
+            | Self::Unreadable { .. }
             | Self::Database(_)
             | Self::System(_)
             | Self::Panicked { .. } => None,
@@ -94,10 +140,25 @@ impl Error {
     }
 }
 
-fn is_damaged(error: &rusqlite::Error) -> bool {
+/// True where SQLite finds the file damaged.
+pub(crate) fn is_damaged(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::DatabaseCorrupt | rusqlite::ErrorCode::NotADatabase))
 }
 
-fn is_full(error: &rusqlite::Error) -> bool {
+/// True where SQLite could not write: the disk is full, or the system refused for another reason.
+pub(crate) fn is_of_disk(error: &rusqlite::Error) -> bool {
+    use rusqlite::ffi;
+    let code = error.sqlite_error().map(|e| e.extended_code);
+    let writes = [
+        ffi::SQLITE_IOERR_WRITE,
+        ffi::SQLITE_IOERR_FSYNC,
+        ffi::SQLITE_IOERR_DIR_FSYNC,
+        ffi::SQLITE_IOERR_TRUNCATE,
+        ffi::SQLITE_IOERR_SHMOPEN,
+        ffi::SQLITE_IOERR_SHMSIZE,
+        ffi::SQLITE_IOERR_SHMMAP,
+        ffi::SQLITE_IOERR_GETTEMPPATH,
+    ];
     matches!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::DiskFull))
+        || code.is_some_and(|c| writes.contains(&c))
 }

@@ -9,11 +9,14 @@
 //!
 //! [`pipeline::run`] is the page to read first. It claims pages of rows through [`db`], turns bytes into
 //! tensors with [`pixels`], asks the sessions of [`model`], and commits results and states together.
-//! [`input`] brings rows into a database. [`config`], [`recipe`], [`candidate`], [`geometry`], [`printable`], [`row`] and [`error`] are
-//! plain data that everything may use. [`fault`] is for tests.
+//! [`input`] brings rows into a database, [`verify`] checks what is in it. [`config`], [`recipe`], [`candidate`], [`geometry`],
+//! [`printable`], [`row`] and [`error`] are plain data that everything may use, and so is what [`file_system`] says of a path.
+//! [`fault`] is for tests.
 //!
-//! Imports run one way: `pipeline, input -> db, pixels, model -> config, recipe, candidate, row,
-//! geometry, printable, error, fault`.
+//! Imports run one way: `verify -> pipeline, input -> db, pixels, model -> config, recipe, candidate, row,
+//! geometry, printable, error, file_system, fault`.
+
+pub mod verify;
 
 pub mod pipeline;
 
@@ -27,6 +30,7 @@ pub mod candidate;
 pub mod config;
 pub mod error;
 pub mod fault;
+pub mod file_system;
 pub mod geometry;
 pub mod printable;
 pub mod recipe;

@@ -9,7 +9,7 @@ use croprow::error::Error;
 use croprow::input::{AddReport, AddRequest, Format, Keys, STDIN, read};
 use croprow::printable;
 
-use super::{print, say};
+use super::{opening, print, say};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -101,7 +101,7 @@ impl AddArgs {
     pub(crate) fn run(self) -> Result<u8, Error> {
         let (path, request) = self.into_request()?;
         let is_new = !path.exists();
-        let mut db = Db::open_or_create(&path)?;
+        let mut db = Db::open_or_create_with(&path, opening())?;
         let mut report = AddReport::default();
         let (result, added) = db.add(|sink| {
             report = read(&request, sink)?;

@@ -5,8 +5,11 @@ mod apart;
 mod doctor;
 mod memory;
 mod parse;
+mod plan;
 mod recipes;
+mod rescue;
 mod retry;
+mod room;
 mod run;
 mod run_args;
 mod select;
@@ -16,9 +19,17 @@ mod signals;
 mod status;
 mod talk;
 mod ticker;
+mod verify;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Parser, Subcommand};
+use croprow::db::Opening;
+use croprow::db::refuse::explained;
 use croprow::error::Error;
+use signal_hook::consts::SIGXFSZ;
 
 pub(crate) use talk::{clear_screen, hush, print, print_json, say};
 
@@ -35,6 +46,9 @@ struct Cli {
     /// Say errors only, and draw no progress.
     #[arg(short, long, global = true)]
     quiet: bool,
+    /// Work on a database on NFS, SMB, 9p, FUSE and the like, where databases are damaged
+    #[arg(long, global = true)]
+    allow_network_filesystem: bool,
 }
 
 const HELP: &str = "A first run:
@@ -57,8 +71,25 @@ enum Verb {
     Retry(retry::RetryArgs),
     /// Apply other thresholds or another selection rule to the stored candidates: no model is run.
     Select(select::SelectArgs),
+    /// Check what is stored: counters, rows, vectors, crops; and mend it.
+    Verify(verify::VerifyArgs),
     /// Runtime library, device and models: what is there, what is missing, how to mend it.
     Doctor(doctor::DoctorArgs),
+}
+
+impl Verb {
+    /// The database that the verb is about.
+    fn database(&self) -> Option<&Path> {
+        match self {
+            Self::Add(args) => Some(&args.db),
+            Self::Run(args) => Some(&args.db),
+            Self::Status(args) => Some(&args.db),
+            Self::Retry(args) => Some(&args.db),
+            Self::Select(args) => Some(&args.db),
+            Self::Verify(args) => Some(&args.db),
+            Self::Doctor(_) => None,
+        }
+    }
 }
 
 /// Runs the verb and says what went wrong. Returns the process's exit code.
@@ -76,16 +107,24 @@ pub(crate) fn main() -> u8 {
         }
     };
     talk::start(cli.verbose, cli.quiet);
+    ALLOW_NETWORK.store(cli.allow_network_filesystem, Ordering::Relaxed);
+    outlive_file_size_limits();
+    let database = cli.verb.database().map(ToOwned::to_owned);
     let result = match cli.verb {
         Verb::Add(args) => args.run(),
         Verb::Run(args) => run::run(args, cli.quiet),
         Verb::Status(args) => status::run(&args),
         Verb::Retry(args) => retry::run(&args),
         Verb::Select(args) => select::run(&args),
+        Verb::Verify(args) => verify::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
     };
     talk::end();
     result.unwrap_or_else(|error| {
+        let error = match &database {
+            Some(path) => explained(path, error),
+            None => error,
+        };
         talk::complain(&format!("croprow: {}", with_sources(&error)));
         if let Some(hint) = error.hint() {
             talk::complain(&format!("         {hint}"));
@@ -106,4 +145,18 @@ fn with_sources(error: &Error) -> String {
         source = cause.source();
     }
     text
+}
+
+/// A file that grows beyond `ulimit -f` is an error of that file and not the end of the process.
+fn outlive_file_size_limits() {
+    // Where it cannot be set the system's own way is kept.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
+}
+
+/// `--allow-network-filesystem`.
+static ALLOW_NETWORK: AtomicBool = AtomicBool::new(false);
+
+/// What the user insists on when a database is opened for writing.
+pub(crate) fn opening() -> Opening {
+    Opening { allow_network: ALLOW_NETWORK.load(Ordering::Relaxed) }
 }

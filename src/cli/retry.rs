@@ -7,7 +7,7 @@ use croprow::db::Db;
 use croprow::error::Error;
 use croprow::row::{FileStamp, RowCode};
 
-use super::print;
+use super::{opening, print};
 
 /// Bring failed and quarantined rows back to pending.
 #[derive(Args)]
@@ -17,7 +17,7 @@ use super::print;
   croprow retry photos.db --changed          rows whose file is another now")]
 pub(crate) struct RetryArgs {
     /// The database.
-    db: PathBuf,
+    pub(crate) db: PathBuf,
     /// Only rows that failed with this code.
     #[arg(long, value_parser = PossibleValuesParser::new(RowCode::ALL.map(RowCode::word)))]
     code: Option<String>,
@@ -27,7 +27,7 @@ pub(crate) struct RetryArgs {
 }
 
 pub(crate) fn run(args: &RetryArgs) -> Result<u8, Error> {
-    let mut db = Db::open(&args.db)?;
+    let mut db = Db::open_with(&args.db, opening())?;
     let rows = if args.changed {
         db.retry_changed(|path| stamp(path).ok())?
     } else {

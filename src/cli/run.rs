@@ -3,13 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use croprow::config::{Batch, RunConfig, Stale};
+use croprow::config::RunConfig;
 use croprow::db::Db;
 use croprow::db::claim::RunId;
-use croprow::db::due::{InForce, RecipeId, Standing, Tally, images_where};
+use croprow::db::due::{InForce, Standing, Tally};
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::runs::NewRun;
-use croprow::db::select::Carried;
 use croprow::db::suspects::Claims;
 use croprow::error::Error;
 use croprow::model::library::Runtime;
@@ -29,32 +28,13 @@ use croprow::recipe::Decode;
 use croprow::row::{Stage, State};
 use serde_json::{Value, json};
 
-use super::recipes::Recipes;
+use super::plan::{Plan, check_prompts, describe_start};
+use super::rescue::rescue;
 use super::run_args::RunArgs;
 use super::settings::Settings;
 use super::status::duration;
 use super::ticker::Ticker;
-use super::{apart, hush, memory, print_json, say, select, self_tests, signals};
-
-/// Everything decided before a model is loaded.
-struct Plan {
-    settings: Settings,
-    config: RunConfig,
-    recipes: Recipes,
-    stale: Stale,
-    /// Finished rows that need no model to belong to these recipes.
-    carried: Carried,
-    /// How many of them are taken over.
-    to_select: u64,
-    /// Images that wait for this run.
-    waiting: u64,
-    /// How many of them wait for the detector.
-    to_detect: u64,
-    /// Finished images of other recipes that stay as they are.
-    kept: u64,
-    /// Settings of the last run.
-    remembered: Option<String>,
-}
+use super::{apart, hush, memory, opening, print_json, room, say, select, self_tests, signals};
 
 /// Suspects first, in processes of their own; then everything else. A worker that dies meanwhile leaves others.
 pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
@@ -64,7 +44,7 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         return work(&RunArgs { limit: None, json: false, metrics: None, ..args }, true, claims);
     }
     loop {
-        let mut db = Db::open(&args.db)?;
+        let mut db = Db::open_with(&args.db, opening())?;
         restrict(&args, &mut db)?;
         rescue(&mut db)?;
         if !db.suspects()?.is_empty() {
@@ -77,36 +57,14 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         drop(db);
         let code = work(&args, quiet, claims)?;
         let is_complete = matches!(code, 0 | 2) && args.limit.is_none();
-        if !is_complete || Db::open(&args.db)?.suspects()?.is_empty() {
+        if !is_complete || Db::open_with(&args.db, opening())?.suspects()?.is_empty() {
             return Ok(code);
         }
     }
 }
 
-/// Takes over from workers that are gone. One that is silent by the clock is given time for a heartbeat: the clock may
-/// have been set.
-fn rescue(db: &mut Db) -> Result<(), Error> {
-    let mut told = false;
-    loop {
-        for (run, images) in db.rescue_dead_runs()? {
-            say(&format!("run {} ended without saying so; its {images} rows in flight are pending again", run.0));
-        }
-        if !db.has_doubtful_runs()? {
-            return Ok(());
-        }
-        if !told {
-            say("another worker has not been heard of for long; waiting some seconds for a sign of it");
-            told = true;
-        }
-        std::thread::sleep(LOOK_AGAIN);
-    }
-}
-
-/// Between two looks whether a worker that was silent lives.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
-
 fn work(args: &RunArgs, quiet: bool, claims: Claims) -> Result<u8, Error> {
-    let mut db = Db::open(&args.db)?;
+    let mut db = Db::open_with(&args.db, opening())?;
     restrict(args, &mut db)?;
     db.claim_only(claims);
     let mut plan = Plan::make(args, &mut db)?;
@@ -120,9 +78,11 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims) -> Result<u8, Error> {
         plan.remember_idle(args, &mut db)?;
         return finish_idle(&db, &plan, args.json);
     }
+    db.set_synchronous(plan.settings.synchronous)?;
     if let Some(folder) = &plan.config.crops {
         prepare_folder(folder)?;
     }
+    room::tell_where_short(&db, plan.config.crops.as_deref());
     let runtime = model::library::load(plan.settings.runtime.as_deref(), plan.settings.device, plan.config.threads)?;
     let placing = Placing::of(&plan.config, plan.settings.device, &runtime)?;
     if let Some(note) = &placing.device.note {
@@ -209,156 +169,6 @@ impl Loader<'_> {
         };
         stored.into_iter().filter_map(owner).collect()
     }
-}
-
-impl Plan {
-    fn make(args: &RunArgs, db: &mut Db) -> Result<Self, Error> {
-        let remembered = db.last_settings()?;
-        let settings = Settings::remembered(remembered.as_deref())?.overridden_by(args);
-        let config = settings.resolve(args.limit, args.metrics.clone())?;
-        let recipes = Recipes::of(&config, db)?;
-        let asked = recipes.look_up(db)?;
-        let tally = db.tally()?;
-        let carried = recipes.carried(db, true)?;
-        let stale = choose_stale(args, &settings, db, &recipes, asked, &tally, &carried)?;
-        let reselect = match args.stale {
-            Some(said) => Stale::from(said) == Stale::Redo,
-            None => settings.reselect,
-        };
-        let settings = Settings { reselect, ..settings };
-        let carried = recipes.carried(db, reselect)?;
-        let to_select = db.count_carried(&carried)?;
-        // An error of the condition is one before the start here.
-        let in_scope = db.tally_in_scope().map_err(|e| match e {
-            Error::System(why) => Error::Usage(why),
-            other => other,
-        })?;
-        let waiting = images_where(&in_scope, |from| is_pending(from.settled(asked, stale)));
-        let waiting = waiting.min(args.limit.unwrap_or(u64::MAX));
-        let to_detect = images_where(&in_scope, |from| from.settled(asked, stale).detect == Some(State::Pending));
-        let kept = match stale {
-            Stale::Keep => images_where(&tally, |s| s.is_stale(asked)).saturating_sub(to_select),
-            Stale::Redo => 0,
-        };
-        Ok(Self { settings, config, recipes, stale, carried, to_select, waiting, to_detect, kept, remembered })
-    }
-
-    /// The settings for the next run.
-    fn to_remember(&self) -> Settings {
-        Settings { stale: Some(self.stale), ..self.settings.clone() }
-    }
-
-    /// Words for the images that a run is restricted to.
-    fn scope(&self) -> String {
-        self.settings.condition.as_deref().map_or_else(String::new, |sql| format!(" where {}", printable::line(sql)))
-    }
-
-    /// Settings that were given while nothing is pending are settings all the same.
-    fn remember_idle(&self, args: &RunArgs, db: &mut Db) -> Result<(), Error> {
-        let settings = self.to_remember().to_json()?;
-        if self.remembered.as_ref() == Some(&settings) {
-            return Ok(());
-        }
-        if args.device.is_some() {
-            // A device that cannot be had is told to who asks for it, not to the next run.
-            let runtime =
-                model::library::load(self.settings.runtime.as_deref(), self.settings.device, self.config.threads)?;
-            Placing::of(&self.config, self.settings.device, &runtime)?;
-        }
-        let (run, _) = db.begin_run(&NewRun {
-            device: "none",
-            device_note: Some("nothing was pending"),
-            runtime: "not loaded",
-            settings: &settings,
-            detect: self.recipes.detect(),
-            embed: self.recipes.embed(),
-        })?;
-        db.end_run(run, "complete", exit_code_of(&db.tally_in_scope()?), 0, 0, None)
-    }
-}
-
-fn is_pending(standing: Standing) -> bool {
-    [standing.detect, standing.embed].contains(&Some(State::Pending))
-}
-
-/// A detector that reads text cannot work on a row that has none: better told before the night than after it.
-fn check_prompts(plan: &Plan, loaded: &Models, db: &Db) -> Result<(), Error> {
-    let prompted = loaded.detector.as_ref().is_some_and(|d| d.takes_prompts());
-    if !prompted || plan.settings.prompt.is_some() {
-        return Ok(());
-    }
-    let asked = plan.recipes.look_up(db)?.detect.unwrap_or(RecipeId(0));
-    match db.due_without_prompt(asked, plan.stale == Stale::Redo)? {
-        0 => Ok(()),
-        images => Err(Error::Usage(format!(
-            "{images} images that wait for the detector have no prompt: give --prompt \"a cat. a dog.\" for them, or add their own \
-             (croprow add, column prompt)"
-        ))),
-    }
-}
-
-/// Finished rows of another recipe are never mixed silently with new ones: the user says what becomes of them.
-fn choose_stale(
-    args: &RunArgs,
-    settings: &Settings,
-    db: &Db,
-    recipes: &Recipes,
-    asked: InForce,
-    tally: &Tally,
-    carried: &Carried,
-) -> Result<Stale, Error> {
-    let all = images_where(tally, |s| s.is_stale(asked));
-    // Rows with a prompt of their own do not depend on the run's.
-    let own_prompt = db.count_carried(&Carried { any: Vec::new(), ..carried.clone() })?;
-    let stale = all.saturating_sub(own_prompt);
-    if stale == 0 {
-        return Ok(settings.stale.unwrap_or(Stale::Keep));
-    }
-    match (args.stale, settings.stale) {
-        (Some(said), _) => Ok(said.into()),
-        // The same question was answered when these recipes came into force.
-        (None, Some(said)) if asked == db.in_force()? => Ok(said),
-        _ => {
-            let done = images_where(tally, |s| [s.detect, s.embed].contains(&Some(State::Done)));
-            let selected = db.count_carried(&Carried { own_prompt: Vec::new(), ..carried.clone() })?;
-            let cheap = match selected {
-                0 => String::new(),
-                n => format!(" ({n} from their stored candidates, without the model)"),
-            };
-            Err(Error::Usage(format!(
-                "{stale} of {done} finished rows were made by another recipe:\n{}\n\
-                 say what becomes of them, nothing was changed:\n  \
-                 --stale redo   do them again with the new recipe{cheap}\n  \
-                 --stale keep   leave them as they are; only new rows get the new recipe",
-                recipes.describe_change(db)?
-            )))
-        }
-    }
-}
-
-fn describe_start(plan: &Plan, placing: &Placing, staged: bool) -> String {
-    let stages = match (plan.to_detect > 0, &plan.config.embed) {
-        (true, Some(_)) if staged => "detect, then embed",
-        (true, Some(_)) => "detect and embed",
-        (true, None) => "detect",
-        _ => "embed",
-    };
-    let batches = match plan.config.batch {
-        Batch::Auto => "batches by measurement".to_owned(),
-        Batch::Fixed(images) => format!("batches of {images}"),
-    };
-    format!(
-        "{stages} {}{} on {} with {}, {batches}, {} MiB for images in flight",
-        counted(plan.waiting, "image"),
-        plan.scope(),
-        placing.device.word,
-        counted(plan.config.threads as u64, "thread"),
-        plan.config.memory_bytes >> 20
-    )
-}
-
-fn counted(n: u64, thing: &str) -> String {
-    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
 }
 
 /// Everything that the pipeline works with.
@@ -540,7 +350,7 @@ fn finish_idle(db: &Db, plan: &Plan, json: bool) -> Result<u8, Error> {
 }
 
 /// 2 while any row that the run is about is failed or quarantined.
-fn exit_code_of(tally: &Tally) -> u8 {
+pub(super) fn exit_code_of(tally: &Tally) -> u8 {
     let bad = |s: &Standing| [s.detect, s.embed].iter().any(|s| matches!(s, Some(State::Failed | State::Quarantined)));
     if tally.iter().any(|(standing, _)| bad(standing)) { 2 } else { 0 }
 }

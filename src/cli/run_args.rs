@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use croprow::config::{CudnnSearch, Device, Precision, Stale, Vram};
+use croprow::config::{CudnnSearch, Device, Precision, Stale, Synchronous, Vram};
 use croprow::recipe::{CropFit, Decode, Keep, Labels, Nms, OnEmpty, Truncated};
 
 use super::parse::{self, OrAuto, PathOrNone, StepOrNone, TextOrNone};
@@ -97,6 +97,10 @@ pub(crate) struct RunArgs {
     /// Workspace of convolutions: small is 32 MiB, max what is fastest [default: small]
     #[arg(long)]
     pub(crate) cudnn_workspace: Option<CudnnWorkspaceFlag>,
+    /// What a power cut may take back: the last commits, whose rows are done again, or nothing, where each commit waits for
+    /// the disk [default: normal]
+    #[arg(long)]
+    pub(crate) synchronous: Option<SynchronousFlag>,
     /// Write measurements to this file each second, as JSON lines; not remembered
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics: Option<PathBuf>,
@@ -170,6 +174,7 @@ flag!(CudnnSearchFlag => CudnnSearch {
     Heuristic = CudnnSearch::Heuristic, Exhaustive = CudnnSearch::Exhaustive, Default = CudnnSearch::Default,
 });
 flag!(CudnnWorkspaceFlag => bool { Small = false, Max = true });
+flag!(SynchronousFlag => Synchronous { Normal = Synchronous::Normal, Full = Synchronous::Full });
 flag!(TruncatedFlag => Truncated { Fail = Truncated::Fail, Use = Truncated::Use });
 flag!(StaleFlag => Stale { Keep = Stale::Keep, Redo = Stale::Redo });
 flag!(CropFitFlag => Option<CropFit> {

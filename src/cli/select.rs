@@ -17,7 +17,7 @@ use croprow::row::State;
 use super::recipes::Recipes;
 use super::run_args::SelectionArgs;
 use super::settings::Settings;
-use super::{print, print_json, say};
+use super::{opening, print, print_json, say};
 
 /// Between two lines about how far it is.
 const SAY_EVERY: Duration = Duration::from_secs(5);
@@ -33,7 +33,7 @@ Examples:
 )]
 pub(crate) struct SelectArgs {
     /// The database.
-    db: PathBuf,
+    pub(crate) db: PathBuf,
     #[command(flatten)]
     selection: SelectionArgs,
     /// Print the summary as one JSON object.
@@ -42,7 +42,7 @@ pub(crate) struct SelectArgs {
 }
 
 pub(crate) fn run(args: &SelectArgs) -> Result<u8, Error> {
-    let mut db = Db::open(&args.db)?;
+    let mut db = Db::open_with(&args.db, opening())?;
     db.rescue_dead_runs()?;
     let settings = Settings::remembered(db.last_settings()?.as_deref())?.reselected_by(&args.selection);
     let recipes = Recipes::in_force_with(settings.selection(), &db)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use croprow::config::{
     Batch, CudnnSearch, DecodeConfig, DetectConfig, Device, EmbedConfig, GpuConfig, MAX_PIXELS_DEFAULT, Precision,
-    RunConfig, Stale, Vram,
+    RunConfig, Stale, Synchronous, Vram,
 };
 use croprow::error::Error;
 use croprow::model::{device, files, library};
@@ -85,6 +85,7 @@ pub(crate) struct Settings {
     pub(crate) threads: Option<usize>,
     /// `None`: half of what is free at the start.
     pub(crate) memory_bytes: Option<u64>,
+    pub(crate) synchronous: Synchronous,
     pub(crate) stale: Option<Stale>,
     /// Rows that only another selection made are selected again.
     pub(crate) reselect: bool,
@@ -123,6 +124,7 @@ impl Default for Settings {
             staged: false,
             threads: None,
             memory_bytes: None,
+            synchronous: Synchronous::Normal,
             stale: None,
             reselect: false,
         }
@@ -169,6 +171,7 @@ impl Settings {
             staged: args.staged.map_or(self.staged, Into::into),
             threads: args.threads.map_or(self.threads, |n| n.0.map(|n| n as usize)),
             memory_bytes: args.memory.map_or(self.memory_bytes, |size| size.0),
+            synchronous: args.synchronous.map_or(self.synchronous, Into::into),
             stale: args.stale.map(Into::into).or(self.stale),
             ..self
         }
@@ -305,7 +308,7 @@ mod tests {
     fn a_restart_without_flags_has_the_settings_of_the_last_run() {
         let line = "run x.db --detector /m/a.onnx --embedder /m/b --device cpu --box-threshold 0.5 --keep 3 --on-empty whole \
                     --truncated use --max-pixels 1000 --crop-fit pad --normalize yes --crops /c --root /r --where tag='x' --shape-step 64 --batch 2 --threads 1 --memory 1GiB --vram 6GiB --decode exact --staged \
-                    --cudnn-search exhaustive --cudnn-workspace max";
+                    --cudnn-search exhaustive --cudnn-workspace max --synchronous full";
         let first = Settings::default().overridden_by(&args(line));
         let json = serde_json::to_string(&first).unwrap();
         let second = Settings::remembered(Some(&json)).unwrap().overridden_by(&args("run x.db"));

@@ -22,7 +22,7 @@ use super::{clear_screen, print, print_json};
   croprow status photos.db --json | python3 -m json.tool")]
 pub(crate) struct StatusArgs {
     /// The database.
-    db: PathBuf,
+    pub(crate) db: PathBuf,
     /// One JSON object, for programs.
     #[arg(long)]
     json: bool,

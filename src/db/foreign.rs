@@ -15,7 +15,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags};
 
 use super::open::harden;
-use crate::error::Error;
+use crate::error::{Error, is_of_disk};
 
 /// One value of a row: text and blobs are bytes.
 pub use rusqlite::types::ValueRef as Cell;
@@ -134,7 +134,8 @@ fn connect(path: &Path) -> Result<(Connection, Option<Metadata>), Error> {
     let no_log = fs::symlink_metadata(&log).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
     let (connection, unlocked) = if no_log && in_wal_mode(&real) {
         let flags = flags | OpenFlags::SQLITE_OPEN_URI;
-        (Connection::open_with_flags(immutable_uri(&real), flags), Some(before))
+        let uri = uri(&real, "immutable=1").map_err(|e| io_error(path, &e))?;
+        (Connection::open_with_flags(uri, flags), Some(before))
     } else {
         // Without SQLITE_OPEN_URI: a file named `file:x?mode=rwc` stays a file of that name.
         (Connection::open_with_flags(&real, flags), None)
@@ -142,10 +143,13 @@ fn connect(path: &Path) -> Result<(Connection, Option<Metadata>), Error> {
     Ok((connection.map_err(|e| source_error(path, &e))?, unlocked))
 }
 
-/// <https://www.sqlite.org/uri.html>. `path` is absolute; its bytes need not be UTF-8.
-fn immutable_uri(path: &Path) -> String {
+/// <https://www.sqlite.org/uri.html>. The path's bytes need not be UTF-8.
+///
+/// # Errors
+/// The current folder cannot be told.
+pub(super) fn uri(path: &Path, parameters: &str) -> io::Result<String> {
     let mut uri = String::from("file:");
-    for byte in path.as_os_str().as_bytes() {
+    for byte in std::path::absolute(path)?.as_os_str().as_bytes() {
         if byte.is_ascii_alphanumeric() || b"/._-".contains(byte) {
             uri.push(char::from(*byte));
         } else {
@@ -153,8 +157,9 @@ fn immutable_uri(path: &Path) -> String {
             let _ = write!(uri, "%{byte:02X}");
         }
     }
-    uri.push_str("?immutable=1");
-    uri
+    uri.push('?');
+    uri.push_str(parameters);
+    Ok(uri)
 }
 
 /// The first word of a statement, after white space and comments.
@@ -185,6 +190,10 @@ fn source_error(path: &Path, error: &rusqlite::Error) -> Error {
         )
     } else if code == Some(ErrorCode::ReadOnly) {
         format!("{text}: a program ended while it wrote to it; let that program open it once, then read it again")
+    } else if is_of_disk(error) {
+        format!(
+            "{text}: what the query has to sort does not fit into the temporary folder; name one with room in SQLITE_TMPDIR"
+        )
     } else if code == Some(ErrorCode::DatabaseBusy) {
         format!("{text}: another program has been writing for {} s", BUSY_TIMEOUT.as_secs())
     } else {

@@ -7,19 +7,24 @@ pub mod claim;
 pub mod commit;
 pub mod due;
 pub mod foreign;
+mod migrate;
 pub mod models;
 pub mod open;
 pub mod process;
 pub mod progress;
 pub mod recipes;
+pub mod refuse;
+pub mod repair;
 pub mod rescue;
 pub mod retry;
 pub mod runs;
 mod scope;
 pub mod select;
 pub mod suspects;
+pub mod verify;
+pub mod wal;
 
-pub use open::Db;
+pub use open::{Db, Opening};
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

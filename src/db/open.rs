@@ -1,33 +1,26 @@
-//! Opening, creating and migrating a database. Refuses what is not its own before anything is written.
+//! Opening and creating a database. Nothing is written before it is known to be ours.
 
-use std::fs::File;
-use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
-use super::path_to_sql;
-use super::rescue::{Heartbeats, LEASE, live_runs};
+use super::foreign::uri;
+use super::migrate::{SCHEMA, migrate};
+use super::refuse::{Head, check_is_sqlite, check_ours, check_reach, check_sqlite_version, open_error, refused};
+use super::rescue::{Heartbeats, LEASE};
 use super::scope::Scope;
 use super::suspects::Claims;
-use crate::error::Error;
+use super::wal::{WAL_LIMIT_BYTES, beside, wal_bytes, wal_path};
+use crate::config::Synchronous;
+use crate::error::{Error, is_of_disk};
+use crate::file_system::FileSystem;
 use crate::printable;
 
-/// `PRAGMA application_id` of a croprow database: "crop".
-const APPLICATION_ID: i32 = 0x6372_6f70;
-
-/// Append-only. The number of a migration is its place, from 1; it is stored in `user_version`.
-const MIGRATIONS: [&str; 4] = [
-    include_str!("../../migrations/0001_initial.sql"),
-    include_str!("../../migrations/0002_candidates.sql"),
-    include_str!("../../migrations/0003_measurements.sql"),
-    include_str!("../../migrations/0004_suspects.sql"),
-];
-
 /// How long a statement waits for another writer before it fails.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long a write waits in all, with a warning each time the above has passed. Then the run ends.
 const BUSY_PATIENCE: Duration = Duration::from_secs(600);
@@ -35,24 +28,27 @@ const BUSY_PATIENCE: Duration = Duration::from_secs(600);
 /// How long the switch to WAL is tried again: it needs a moment alone, which the timeout does not cover.
 const WAL_RETRY: Duration = Duration::from_secs(10);
 
-/// The WAL file is cut back to this after a checkpoint.
-const WAL_LIMIT_BYTES: i64 = 64 << 20;
-
 /// Pages in the log at which a commit moves them into the database. Fewer: a page that many commits touch is written
 /// and waited for more often. More: the commit that has to do it takes longer.
 const CHECKPOINT_PAGES: i64 = 8_000;
 
-/// SQLite before this can lose committed rows when two connections checkpoint (the WAL-reset fault).
-const SQLITE_OLDEST: i32 = 3_051_003;
-
 /// Pages of the database kept in memory by one connection: part of what a run holds, so it is small.
 const CACHE_KIB: i64 = 8 << 10;
+
+/// What may be insisted on when a database is opened for writing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opening {
+    /// It may lie on a network file system.
+    pub allow_network: bool,
+}
 
 /// The process's one write connection.
 #[derive(Debug)]
 pub struct Db {
     pub(super) conn: Connection,
     path: PathBuf,
+    /// The file as it was opened.
+    file: FileId,
     /// Which images this process works on; all where there is none.
     pub(super) scope: Option<Scope>,
     pub(super) claims: Claims,
@@ -60,16 +56,47 @@ pub struct Db {
     pub(super) heartbeats: Heartbeats,
 }
 
+/// A file, whatever it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    fn of(path: &Path) -> std::io::Result<Self> {
+        std::fs::metadata(path).map(|m| Self { device: m.dev(), inode: m.ino() })
+    }
+}
+
 impl Db {
     /// Opens an existing database, and brings its schema up to date.
     ///
     /// # Errors
-    /// No such file, no croprow database, or one made by a newer croprow: untouched.
+    /// No such file, no croprow database, one made by a newer croprow, or one on a network file system: untouched.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        if !path.exists() {
-            return Err(open_error(path, "no such database; make one with `croprow add`"));
-        }
+        Self::open_with(path, Opening::default())
+    }
+
+    /// The same, insisting on what `opening` says.
+    ///
+    /// # Errors
+    /// As [`Db::open`].
+    pub fn open_with(path: &Path, opening: Opening) -> Result<Self, Error> {
+        check_exists(path)?;
+        Self::open_on(path, &file_system(path)?, opening)
+    }
+
+    /// The same for a file of that file system.
+    ///
+    /// # Errors
+    /// As [`Db::open`].
+    pub fn open_on(path: &Path, file_system: &FileSystem, opening: Opening) -> Result<Self, Error> {
+        check_exists(path)?;
         check_is_sqlite(path)?;
+        check_reach(path, file_system, opening.allow_network)?;
+        // Closing a connection that can write moves the log into the database, and that would touch one that is not ours.
+        drop(open_for_reading(path)?);
         Self::connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)
     }
 
@@ -78,36 +105,37 @@ impl Db {
     /// # Errors
     /// As [`Db::open`]; or the folder cannot be written.
     pub fn open_or_create(path: &Path) -> Result<Self, Error> {
+        Self::open_or_create_with(path, Opening::default())
+    }
+
+    /// The same, insisting on what `opening` says.
+    ///
+    /// # Errors
+    /// As [`Db::open_or_create`].
+    pub fn open_or_create_with(path: &Path, opening: Opening) -> Result<Self, Error> {
         if path.exists() {
-            return Self::open(path);
+            return Self::open_with(path, opening);
         }
+        check_reach(path, &file_system(path)?, opening.allow_network)?;
         Self::connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE)
     }
 
-    /// Opens an existing database for reading only. Nothing is migrated.
+    /// Opens an existing database for reading only. Nothing is migrated. Works on a full disk, and where the folder cannot
+    /// be written if there is no log to be read.
     ///
     /// # Errors
     /// As [`Db::open`]; a database of an older schema is refused too.
     pub fn open_read_only(path: &Path) -> Result<Self, Error> {
-        if !path.exists() {
-            return Err(open_error(path, "no such database; make one with `croprow add`"));
-        }
+        check_exists(path)?;
         check_is_sqlite(path)?;
-        let conn = open_for_reading(path)?;
-        if check_ours(&conn, path)? < MIGRATIONS.len() {
+        let (conn, schema) = open_for_reading(path)?;
+        if schema < SCHEMA {
             return Err(open_error(
                 path,
                 "made by an older croprow; `croprow run` or `croprow add` brings it up to date",
             ));
         }
-        Ok(Self {
-            conn,
-            path: path.to_owned(),
-            scope: None,
-            claims: Claims::default(),
-            lease: LEASE,
-            heartbeats: Heartbeats::default(),
-        })
+        Self::of(conn, path)
     }
 
     /// The file.
@@ -120,9 +148,7 @@ impl Db {
         let path = self.path.clone();
         drop(self);
         for suffix in ["", "-wal", "-shm"] {
-            let mut name = path.clone().into_os_string();
-            name.push(suffix);
-            let _ = std::fs::remove_file(PathBuf::from(name));
+            let _ = std::fs::remove_file(beside(&path, suffix));
         }
     }
 
@@ -136,44 +162,24 @@ impl Db {
         Ok(())
     }
 
-    /// Bytes of the write-ahead log beside the database; 0 where there is none.
-    pub fn wal_bytes(&self) -> u64 {
-        let mut name = self.path.clone().into_os_string();
-        name.push("-wal");
-        std::fs::metadata(PathBuf::from(name)).map_or(0, |m| m.len())
+    /// Whether a commit waits for the disk.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn set_synchronous(&self, synchronous: Synchronous) -> Result<(), Error> {
+        let word = match synchronous {
+            Synchronous::Normal => "NORMAL",
+            Synchronous::Full => "FULL",
+        };
+        Ok(self.conn.pragma_update(None, "synchronous", word)?)
     }
 
-    /// Moves the log into the database and cuts it back. Does nothing while somebody reads.
-    pub fn checkpoint(&self) {
-        // The result says "busy" while there are readers; the next chance will do, so nobody waits for them.
-        let _ = self.conn.busy_timeout(Duration::ZERO);
-        let _ = self.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
-        let _ = self.conn.busy_timeout(BUSY_TIMEOUT);
-    }
-
-    fn connect(path: &Path, flags: OpenFlags) -> Result<Self, Error> {
-        assert_sqlite_is_sound(path)?;
-        let mut conn = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
-            .map_err(|e| refused(path, &e))?;
-        conn.busy_timeout(BUSY_TIMEOUT)?;
-        harden(&conn)?;
-        check_ours(&conn, path)?;
-        switch_to_wal(&conn, path)?;
-        conn.pragma_update(None, "synchronous", "NORMAL")?;
-        conn.pragma_update(None, "foreign_keys", true)?;
-        conn.pragma_update(None, "journal_size_limit", WAL_LIMIT_BYTES)?;
-        conn.pragma_update(None, "cache_size", -CACHE_KIB)?;
-        // Statement journals and sorts stay in memory: no temporary file system can fill up under a run, and
-        // an upsert with triggers writes a journal per row.
-        conn.pragma_update(None, "temp_store", "MEMORY")?;
-        conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
-        // Without it a statement is compiled again whenever a number it looks for changes, which is for every row.
-        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
-        conn.set_prepared_statement_cache_capacity(64);
-        migrate(&mut conn, path)?;
+    fn of(conn: Connection, path: &Path) -> Result<Self, Error> {
+        let file = FileId::of(path).map_err(|e| open_error(path, e))?;
         Ok(Self {
             conn,
             path: path.to_owned(),
+            file,
             scope: None,
             claims: Claims::default(),
             lease: LEASE,
@@ -181,9 +187,44 @@ impl Db {
         })
     }
 
+    fn connect(path: &Path, flags: OpenFlags) -> Result<Self, Error> {
+        check_sqlite_version(path)?;
+        let mut conn =
+            Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX).map_err(|e| refused(path, e))?;
+        conn.busy_timeout(BUSY_TIMEOUT)?;
+        // SQLite falls back to reading without a word.
+        if conn.is_readonly("main")? {
+            let place = file_system(path)?;
+            return Err(open_error(
+                path,
+                format!(
+                    "cannot be written (its own permissions, or {place}, mounted for reading only?); `croprow status` may still \
+                     read it"
+                ),
+            ));
+        }
+        harden(&conn)?;
+        check_ours(&conn, path)?;
+        // Statement journals and sorts stay in memory: no temporary file system can fill up under a run, and
+        // an upsert with triggers writes a journal per row.
+        conn.pragma_update(None, "temp_store", "MEMORY")?;
+        switch_to_wal(&conn, path)?;
+        conn.pragma_update(None, "synchronous", "NORMAL")?;
+        conn.pragma_update(None, "foreign_keys", true)?;
+        conn.pragma_update(None, "journal_size_limit", WAL_LIMIT_BYTES)?;
+        conn.pragma_update(None, "cache_size", -CACHE_KIB)?;
+        conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+        // Without it a statement is compiled again whenever a number it looks for changes, which is for every row.
+        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+        conn.set_prepared_statement_cache_capacity(64);
+        migrate(&mut conn, path)?;
+        Self::of(conn, path)
+    }
+
     /// A write transaction. `BEGIN IMMEDIATE`: one that begins by reading cannot be upgraded when somebody
     /// else wrote in between, and no time-out helps against that.
     pub(super) fn write(&mut self) -> Result<Transaction<'_>, Error> {
+        self.check_is_the_same()?;
         let began = Instant::now();
         loop {
             match Transaction::new_unchecked(&self.conn, TransactionBehavior::Immediate) {
@@ -197,16 +238,43 @@ impl Db {
             }
         }
     }
+
+    /// SQLite goes on with a file that was deleted or moved away, and everything that is written to it is lost.
+    fn check_is_the_same(&self) -> Result<(), Error> {
+        let reason = match FileId::of(&self.path) {
+            Ok(now) if now == self.file => return Ok(()),
+            Ok(_) => "another file was put in its place while it was worked on",
+            Err(_) => "was deleted or moved away while it was worked on",
+        };
+        // Closing would remove the log by its name, and that may be another database's by now.
+        let _ = self.conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+        Err(Error::Replaced { path: self.path.clone(), reason })
+    }
 }
 
-/// A second connection, for reading only.
-pub(super) fn open_for_reading(path: &Path) -> Result<Connection, Error> {
+/// A connection that cannot write, and the schema of the database, which is ours.
+pub(super) fn open_for_reading(path: &Path) -> Result<(Connection, usize), Error> {
+    check_sqlite_version(path)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let conn = Connection::open_with_flags(path, flags).map_err(|e| refused(path, &e))?;
-    conn.busy_timeout(BUSY_TIMEOUT)?;
-    conn.pragma_update(None, "query_only", true)?;
-    harden(&conn)?;
-    Ok(conn)
+    let open = |conn: rusqlite::Result<Connection>| -> rusqlite::Result<(Connection, Head)> {
+        let conn = conn?;
+        conn.busy_timeout(BUSY_TIMEOUT)?;
+        conn.pragma_update(None, "query_only", true)?;
+        harden(&conn)?;
+        conn.pragma_update(None, "temp_store", "MEMORY")?;
+        let head = Head::read(&conn)?;
+        Ok((conn, head))
+    };
+    let first = open(Connection::open_with_flags(path, flags));
+    let (conn, head) = match first {
+        Err(error) if needs_no_memory_beside(&error) => {
+            let uri = uri(path, way_without_writing(path, &error)?).map_err(|e| open_error(path, e))?;
+            open(Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI))
+        }
+        other => other,
+    }
+    .map_err(|e| refused(path, e))?;
+    Ok((conn, head.schema(path)?))
 }
 
 /// A hostile file may carry triggers and views: they get nothing beyond plain SQL on its own tables. Extensions are
@@ -222,75 +290,38 @@ pub(super) fn harden(conn: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// What `rusqlite` says when a database cannot be opened does not say what to do.
-fn refused(path: &Path, error: &rusqlite::Error) -> Error {
-    let remedy = match error.sqlite_error_code() {
-        Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
-            "; the folder of a database must be writable, also for looking at it, since the log lies beside it"
-        }
-        _ => "",
-    };
-    open_error(path, format!("{error}{remedy}"))
+fn check_exists(path: &Path) -> Result<(), Error> {
+    if path.exists() { Ok(()) } else { Err(open_error(path, "no such database; make one with `croprow add`")) }
 }
 
-fn open_error(path: &Path, reason: impl ToString) -> Error {
-    Error::Open { path: path.to_owned(), reason: reason.to_string() }
+fn file_system(path: &Path) -> Result<FileSystem, Error> {
+    FileSystem::of(path).map_err(|e| open_error(path, format!("its file system cannot be asked: {e}")))
 }
 
-fn assert_sqlite_is_sound(path: &Path) -> Result<(), Error> {
-    if rusqlite::version_number() < SQLITE_OLDEST {
-        return Err(open_error(
-            path,
-            format!("this build holds SQLite {}, which can lose rows; build with the bundled one", rusqlite::version()),
-        ));
+/// True where a reader could not make the file of shared memory that belongs to a log.
+fn needs_no_memory_beside(error: &rusqlite::Error) -> bool {
+    is_of_disk(error) || matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
+}
+
+/// How a database is opened where nothing can be written beside it: by <https://www.sqlite.org/uri.html>.
+fn way_without_writing(path: &Path, error: &rusqlite::Error) -> Result<&'static str, Error> {
+    if wal_bytes(path) == 0 {
+        // It is complete as it is, and nobody can be writing to it, or there would be a log.
+        return Ok("immutable=1");
     }
-    Ok(())
-}
-
-/// Looks at the first bytes, so that a text file or an empty one is refused without SQLite touching it.
-fn check_is_sqlite(path: &Path) -> Result<(), Error> {
-    let metadata = std::fs::metadata(path).map_err(|e| open_error(path, e))?;
-    if !metadata.is_file() {
-        return Err(open_error(path, "is not a regular file; name the database file"));
+    if beside(path, "-shm").exists() {
+        // The index of the log is made in this process's own memory.
+        return Ok("mode=ro&readonly_shm=1");
     }
-    let mut magic = Vec::with_capacity(16);
-    File::open(path).and_then(|f| f.take(16).read_to_end(&mut magic)).map_err(|e| open_error(path, e))?;
-    match magic.as_slice() {
-        b"SQLite format 3\0" => Ok(()),
-        [] => Err(open_error(path, "is empty, so it is no database; remove it, or name another file")),
-        _ => Err(open_error(path, "is not an SQLite database; name another file (images are given after it)")),
-    }
-}
-
-/// The schema version of a database that is ours or brand-new (0).
-fn check_ours(conn: &Connection, path: &Path) -> Result<usize, Error> {
-    let pragma = |name: &str| conn.query_row(&format!("PRAGMA {name}"), [], |r| r.get::<_, i32>(0));
-    let read = || -> rusqlite::Result<(i32, i32, bool)> {
-        let used = conn.query_row("SELECT EXISTS (SELECT 1 FROM sqlite_schema)", [], |r| r.get(0))?;
-        Ok((pragma("application_id")?, pragma("user_version")?, used))
-    };
-    let (application, version, used) = read().map_err(|e| match e.sqlite_error_code() {
-        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => open_error(
-            path,
-            format!("{e}; the file is damaged: keep a copy, then try `sqlite3 FILE .recover`, or go back to a backup"),
+    let place = file_system(path)?;
+    Err(open_error(
+        path,
+        format!(
+            "{error}: what was stored last is in {}, which cannot be read without writing beside it, and that cannot be done \
+             ({place}); copy both to a folder that can be written and look there",
+            printable::path(&wal_path(path))
         ),
-        _ => refused(path, &e),
-    })?;
-    if used && application != APPLICATION_ID {
-        return Err(open_error(
-            path,
-            "is an SQLite database of another program; croprow keeps its own: \
-             `croprow add NEW.db --from-sqlite FILE --query 'SELECT path FROM ...'` reads rows out of yours",
-        ));
-    }
-    let version = usize::try_from(version).unwrap_or(usize::MAX);
-    if version > MIGRATIONS.len() {
-        return Err(open_error(
-            path,
-            format!("has schema {version}, this croprow knows up to {}; use a newer croprow", MIGRATIONS.len()),
-        ));
-    }
-    Ok(version)
+    ))
 }
 
 fn switch_to_wal(conn: &Connection, path: &Path) -> Result<(), Error> {
@@ -309,53 +340,49 @@ fn switch_to_wal(conn: &Connection, path: &Path) -> Result<(), Error> {
             Err(e) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) && began.elapsed() < WAL_RETRY => {
                 std::thread::sleep(Duration::from_millis(50));
             }
-            Err(e) => return Err(refused(path, &e)),
+            Err(e) => return Err(refused(path, e)),
         }
     }
 }
 
-/// A database that is about to get another schema is kept as it was, beside itself; and nobody may be at work on
-/// it with the older program.
-fn keep_old(conn: &Connection, path: &Path, version: usize) -> Result<(), Error> {
-    if let Some(run) = live_runs(conn, LEASE)?.first().map(|live| live.run) {
-        return Err(open_error(
-            path,
-            format!("run {} of an older croprow is at work on it; stop it first, this one changes the schema", run.0),
-        ));
-    }
-    let name = |number: usize| {
-        let mut name = path.to_owned().into_os_string();
-        name.push(format!(".schema{version}{}.bak", if number == 0 { String::new() } else { format!("-{number}") }));
-        PathBuf::from(name)
-    };
-    let Some(backup) = (0..).map(name).find(|p| !p.exists()) else { return Ok(()) };
-    log::warn!(
-        "keeping {} as it is in {} before its schema is brought up to date",
-        printable::path(path),
-        printable::path(&backup)
-    );
-    conn.execute("VACUUM INTO ?1", [path_to_sql(&backup)]).map_err(|e| {
-        let _ = std::fs::remove_file(&backup);
-        open_error(path, format!("cannot be copied to {} before its schema is changed: {e}", printable::path(&backup)))
-    })?;
-    Ok(())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::NewRow;
 
-fn migrate(conn: &mut Connection, path: &Path) -> Result<(), Error> {
-    let version = check_ours(conn, path)?;
-    if (1..MIGRATIONS.len()).contains(&version) {
-        keep_old(conn, path, version)?;
+    fn add(db: &mut Db, rows: std::ops::Range<u32>) -> Result<(), Error> {
+        let row = |i| NewRow { path: format!("/p/{i:08}.jpg").into(), key: None, prompt: None, tag: None, stamp: None };
+        db.add(|sink| rows.clone().try_for_each(|i| sink(row(i)))).0
     }
-    let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Read again inside the transaction: another process may have migrated meanwhile.
-    let version = check_ours(&tx, path)?;
-    if version == MIGRATIONS.len() {
-        return Ok(());
+
+    fn images(db: &Db) -> i64 {
+        db.conn.query_row("SELECT count(*) FROM images", [], |r| r.get(0)).unwrap()
     }
-    for sql in &MIGRATIONS[version..] {
-        tx.execute_batch(sql)?;
+
+    #[test]
+    fn a_database_without_room_stores_nothing_of_a_batch_and_goes_on_when_there_is_some() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut db = Db::open_or_create(&folder.path().join("photos.db")).unwrap();
+        add(&mut db, 0..100).unwrap();
+        let pages: i64 = db.conn.query_row("PRAGMA page_count", [], |r| r.get(0)).unwrap();
+        db.conn.query_row(&format!("PRAGMA max_page_count = {}", pages + 2), [], |_| Ok(())).unwrap();
+        let failed = add(&mut db, 100..5_000).unwrap_err();
+        let error = crate::db::refuse::explained(db.path(), failed);
+        assert!(matches!(error, Error::Disk { .. }) && error.exit_code() == 3, "{error}");
+        assert_eq!(images(&db), 100);
+        assert_eq!(db.status().unwrap().images, 100, "the counters are rolled back too");
+        db.conn.query_row("PRAGMA max_page_count = 100000", [], |_| Ok(())).unwrap();
+        add(&mut db, 100..5_000).unwrap();
+        assert_eq!((images(&db), db.status().unwrap().images), (5_000, 5_000));
     }
-    tx.pragma_update(None, "application_id", APPLICATION_ID)?;
-    tx.pragma_update(None, "user_version", MIGRATIONS.len() as i32)?;
-    Ok(tx.commit()?)
+
+    #[test]
+    fn the_durability_that_was_asked_for_is_set() {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open_or_create(&folder.path().join("photos.db")).unwrap();
+        let set = |db: &Db| db.conn.query_row("PRAGMA synchronous", [], |r| r.get::<_, i64>(0)).unwrap();
+        assert_eq!(set(&db), 1);
+        db.set_synchronous(Synchronous::Full).unwrap();
+        assert_eq!(set(&db), 2);
+    }
 }

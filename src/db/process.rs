@@ -40,6 +40,11 @@ impl ProcessId {
         }
     }
 
+    /// When the process with that number here began, in clock ticks since boot; `None` where there is none.
+    pub fn started_of(pid: i64) -> Option<i64> {
+        start_ticks(pid)
+    }
+
     /// The boot, without the namespace.
     fn boot(&self) -> Option<&str> {
         self.boot_id.split(' ').next()

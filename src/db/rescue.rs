@@ -45,6 +45,8 @@ pub(super) struct OpenRun {
     pub(super) run: RunId,
     /// What it works with.
     pub(super) recipes: InForce,
+    /// When it began, in seconds since 1970.
+    pub(super) started_at: f64,
     process: ProcessId,
     heartbeat_at: f64,
 }
@@ -179,16 +181,17 @@ pub(super) fn live_runs(conn: &Connection, lease: Duration) -> Result<Vec<OpenRu
     Ok(runs)
 }
 
-fn open_runs(conn: &Connection) -> Result<Vec<OpenRun>, Error> {
+/// Runs that have not said that they ended.
+pub(super) fn open_runs(conn: &Connection) -> Result<Vec<OpenRun>, Error> {
     let mut statement = conn.prepare(
-        "SELECT id, host, boot_id, pid, pid_started, heartbeat_at, detect_recipe_id, embed_recipe_id
+        "SELECT id, host, boot_id, pid, pid_started, heartbeat_at, detect_recipe_id, embed_recipe_id, started_at
          FROM runs WHERE ended_at IS NULL",
     )?;
     let rows = statement.query_map([], |r| {
         let process = ProcessId { host: r.get(1)?, boot_id: r.get(2)?, pid: r.get(3)?, started: r.get(4)? };
         let recipe = |i| r.get::<_, Option<i64>>(i).map(|id| id.map(RecipeId));
         let recipes = InForce { detect: recipe(6)?, embed: recipe(7)? };
-        Ok(OpenRun { run: RunId(r.get(0)?), recipes, process, heartbeat_at: r.get(5)? })
+        Ok(OpenRun { run: RunId(r.get(0)?), recipes, started_at: r.get(8)?, process, heartbeat_at: r.get(5)? })
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
@@ -214,7 +217,7 @@ mod tests {
 
     fn open(process: ProcessId, heartbeat_s_ago: f64) -> OpenRun {
         let recipes = InForce { detect: None, embed: None };
-        OpenRun { run: RunId(1), recipes, process, heartbeat_at: now() - heartbeat_s_ago }
+        OpenRun { run: RunId(1), recipes, started_at: 0.0, process, heartbeat_at: now() - heartbeat_s_ago }
     }
 
     fn elsewhere() -> ProcessId {

@@ -111,7 +111,7 @@ impl Scope {
         if condition.contains('\0') {
             return Err(refused("holds a NUL byte".to_owned()));
         }
-        let mut conn = open_for_reading(path)?;
+        let (mut conn, _) = open_for_reading(path)?;
         conn.set_limit(Limit::SQLITE_LIMIT_LENGTH, VALUE_BYTES)?;
         conn.set_limit(Limit::SQLITE_LIMIT_ATTACHED, 0)?;
         conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;

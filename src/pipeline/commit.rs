@@ -12,6 +12,7 @@ use super::measure::{line, resident_bytes, step_sample};
 use super::progress::{Progress, Rates, Snapshot, Step, Wait};
 use super::{Job, lock};
 use crate::db::runs::{Sample, StepSample};
+use crate::db::wal::WalWatch;
 use crate::error::Error;
 use crate::model::Terminator;
 use crate::row::Finished;
@@ -30,9 +31,6 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How often it is looked after workers that have died or gone silent.
 const RESCUE_EVERY: Duration = Duration::from_secs(5);
-
-/// The write-ahead log is worth a warning beyond this: somebody keeps a read transaction open.
-const WAL_WARN_BYTES: u64 = 1 << 30;
 
 /// Stores outcomes until `finished` is closed.
 pub(super) fn run(
@@ -100,7 +98,7 @@ struct Pulse {
     last: Instant,
     before: Snapshot,
     rates: Rates,
-    warned_of_wal: bool,
+    wal_watch: WalWatch,
     rescued: Instant,
 }
 
@@ -109,7 +107,7 @@ impl Pulse {
         let now = Instant::now();
         let before = job.progress.snapshot(job.config.threads);
         let rates = Rates::new(job.progress, job.config.threads);
-        Self { began: now, last: now, before, rates, warned_of_wal: false, rescued: now }
+        Self { began: now, last: now, before, rates, wal_watch: WalWatch::default(), rescued: now }
     }
 
     fn beat(&mut self, job: &Job<'_>, budget: &Budget) -> Result<(), Error> {
@@ -139,15 +137,7 @@ impl Pulse {
         }
         db.heartbeat(job.run, &sample, &steps)?;
         job.learnt.keep(&mut db, &job.progress.take_learnt())?;
-        let wal_bytes = db.wal_bytes();
-        drop(db);
-        if wal_bytes > WAL_WARN_BYTES && !self.warned_of_wal {
-            self.warned_of_wal = true;
-            log::warn!(
-                "the write-ahead log has grown to {} MiB: another program keeps a read transaction open; close it",
-                wal_bytes >> 20
-            );
-        }
+        self.wal_watch.look(&db);
         Ok(())
     }
 }

@@ -6,18 +6,21 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fsync, mkdirat, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
+use crate::db::process::ProcessId;
 use crate::error::Error;
 use crate::fault;
 use crate::pixels::picture::Picture;
 use crate::pixels::tensor::encode_crop_jpeg;
 use crate::printable;
-use crate::row::{Claim, Region};
+use crate::row::{Claim, ImageId, Region};
 
 /// Quality of crops, 1..=100.
 const JPEG_QUALITY: u8 = 92;
@@ -28,6 +31,9 @@ const FILE_MODE: Mode = Mode::from_raw_mode(0o644);
 
 /// What a file is called until it is complete. `prepare_folder` removes those of dead processes.
 const UNFINISHED: &str = ".croprow-tmp";
+
+/// An unfinished file from another host, boot or container is left over after this: writing one takes a moment.
+const LEFT_OVER_AFTER: Duration = Duration::from_secs(600);
 
 /// Writes the crop of a region below `folder` and returns its name there, or `None` where the region
 /// cannot be encoded. The name is made of the image's id and a digest of its path, box and label: the same
@@ -49,12 +55,7 @@ pub(super) fn write_crop(
         }
     };
     let (shard, name) = name(claim, region);
-    write_durably(folder, &shard, &name, &jpeg).map_err(|e| {
-        Error::System(format!(
-            "cannot write the crop {shard}/{name} in {}: {e}; free space or mend the folder, then run again",
-            printable::path(folder)
-        ))
-    })?;
+    write_durably(folder, &shard, &name, &jpeg).map_err(|e| Error::disk(&folder.join(&shard).join(&name), e))?;
     Ok(Some(format!("{shard}/{name}")))
 }
 
@@ -68,23 +69,26 @@ fn name(claim: &Claim, region: &Region) -> (String, String) {
     for edge in [region.bbox.x0, region.bbox.y0, region.bbox.x1, region.bbox.y1] {
         digest.update((edge.round() as i64).to_le_bytes());
     }
-    let hex: String = digest.finalize()[..8].iter().map(|b| format!("{b:02x}")).collect();
+    let digest = hex(&digest.finalize()[..8]);
     // 256 folders keep each small at a million crops.
-    (hex[..2].to_owned(), format!("{}-{hex}.jpg", claim.id))
+    (digest[..2].to_owned(), format!("{}-{digest}.jpg", claim.id))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Writes `shard/name` below `folder`. Both folders are held open and entered by no link, so that none that is laid
 /// meanwhile leads elsewhere.
 fn write_durably(folder: &Path, shard: &str, name: &str, bytes: &[u8]) -> io::Result<()> {
-    static SERIAL: AtomicU64 = AtomicU64::new(0);
     let folder = enter(CWD, folder)?;
     match mkdirat(&folder, shard, FOLDER_MODE) {
         Err(Errno::EXIST) => {}
-        made => made?,
+        // Its name has to outlive a power cut, so that the files in it do.
+        made => made.and_then(|()| fsync(&folder))?,
     }
     let shard = enter(folder.as_fd(), Path::new(shard))?;
-    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-    let unfinished = format!("{}-{serial}{UNFINISHED}", std::process::id());
+    let unfinished = unfinished_name();
     let written = (|| {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut file = File::from(openat(&shard, &unfinished, flags, FILE_MODE)?);
@@ -122,6 +126,7 @@ fn not_a_folder() -> io::Error {
     io::Error::new(io::ErrorKind::NotADirectory, "is a symbolic link or a file, not a folder")
 }
 
+/// Makes a folder whose name outlives a power cut, so that the files in it do.
 fn create_folder(folder: &Path) -> io::Result<()> {
     match fs::create_dir(folder) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
@@ -131,7 +136,47 @@ fn create_folder(folder: &Path) -> io::Result<()> {
                 Err(not_a_folder())
             }
         }
+        Ok(()) => match folder.parent() {
+            Some(parent) if parent != Path::new("") => File::open(parent)?.sync_all(),
+            _ => Ok(()),
+        },
         other => other,
+    }
+}
+
+/// Process, its start, where its number means something, and a number: no other writer has the same, also after a
+/// restart with the same process number, and in another container.
+fn unfinished_name() -> String {
+    static SERIAL: AtomicU64 = AtomicU64::new(0);
+    let own = Writer::own();
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    format!("{}-{}-{}-{serial}{UNFINISHED}", own.pid, own.started, own.place)
+}
+
+/// Who writes an unfinished file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Writer {
+    pid: i64,
+    /// Start of the process in clock ticks since boot.
+    started: i64,
+    /// Digest of host, boot and namespace, in which the number of a process means something.
+    place: String,
+}
+
+impl Writer {
+    fn own() -> &'static Self {
+        static OWN: OnceLock<Writer> = OnceLock::new();
+        OWN.get_or_init(|| {
+            let ProcessId { host, boot_id, pid, started } = ProcessId::own();
+            Self { pid, started, place: hex(&Sha256::digest(format!("{host} {boot_id}"))[..4]) }
+        })
+    }
+
+    fn of(name: &str) -> Option<Self> {
+        let mut parts = name.strip_suffix(UNFINISHED)?.split('-');
+        let (pid, started, place) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?, parts.next()?);
+        parts.next()?.parse::<u64>().ok()?;
+        parts.next().is_none().then(|| Self { pid, started, place: place.to_owned() })
     }
 }
 
@@ -152,7 +197,7 @@ pub fn prepare_folder(folder: &Path) -> Result<PathBuf, Error> {
             continue;
         }
         for file in fs::read_dir(shard.path()).map_err(failed)?.flatten() {
-            if is_left_over(&file.file_name().to_string_lossy()) {
+            if is_left_over(&file.path()) {
                 let _ = fs::remove_file(file.path());
             }
         }
@@ -160,10 +205,24 @@ pub fn prepare_folder(folder: &Path) -> Result<PathBuf, Error> {
     Ok(folder.to_owned())
 }
 
-/// An unfinished file whose process is gone.
-fn is_left_over(name: &str) -> bool {
-    let pid = name.strip_suffix(UNFINISHED).and_then(|stem| stem.split('-').next());
-    pid.is_some_and(|pid| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists())
+/// The image that a name below the folder of crops speaks of; `None` for a name that this program does not give.
+pub fn image_of(name: &str) -> Option<ImageId> {
+    let (shard, file) = name.split_once('/')?;
+    let (id, digest) = file.strip_suffix(".jpg")?.rsplit_once('-')?;
+    let hex = |text: &str, length| text.len() == length && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let number: i64 = id.parse().ok()?;
+    (hex(shard, 2) && hex(digest, 16) && digest.starts_with(shard) && number.to_string() == id)
+        .then_some(ImageId(number))
+}
+
+/// An unfinished file whose process is gone: at once where that can be told from here, else when it is old.
+pub fn is_left_over(path: &Path) -> bool {
+    let Some(writer) = path.file_name().and_then(|name| Writer::of(name.to_str()?)) else { return false };
+    if writer.place == Writer::own().place {
+        return ProcessId::started_of(writer.pid) != Some(writer.started);
+    }
+    let age = fs::symlink_metadata(path).and_then(|m| m.modified()).map(|at| at.elapsed().unwrap_or_default());
+    age.is_ok_and(|age| age >= LEFT_OVER_AFTER)
 }
 
 #[cfg(test)]
@@ -235,18 +294,43 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let shard = folder.path().join("ab");
         fs::create_dir(&shard).unwrap();
-        let own = format!("{}-0{UNFINISHED}", std::process::id());
-        for name in ["4194304-3.croprow-tmp", &own, "notes.croprow-tmp", "1-aa.jpg"] {
+        let own = unfinished_name();
+        let Writer { pid, started, place } = Writer::own();
+        // A process that is gone, one that had our number before us, one in another container.
+        let dead = format!("4194304-1-{place}-3{UNFINISHED}");
+        let earlier = format!("{pid}-{}-{place}-3{UNFINISHED}", started - 1);
+        let (elsewhere, old) = (format!("7-1-00000000-3{UNFINISHED}"), format!("8-1-00000000-3{UNFINISHED}"));
+        for name in [&dead, &earlier, &elsewhere, &old, &own, "notes.croprow-tmp", "1-aa.jpg"] {
             fs::write(shard.join(name), b"x").unwrap();
         }
+        let long_ago = std::time::SystemTime::now() - 2 * LEFT_OVER_AFTER;
+        File::options().write(true).open(shard.join(&old)).unwrap().set_modified(long_ago).unwrap();
         prepare_folder(folder.path()).unwrap();
         let mut left = walk(folder.path());
         left.sort();
         assert_eq!(left, {
-            let mut kept = vec!["1-aa.jpg".to_owned(), own, "notes.croprow-tmp".to_owned()];
+            let mut kept = vec!["1-aa.jpg".to_owned(), own, elsewhere, "notes.croprow-tmp".to_owned()];
             kept.sort();
             kept
         });
+    }
+
+    #[test]
+    fn a_crop_of_another_writer_is_recognised_by_its_name_alone() {
+        assert_eq!(image_of("9a/3-9a259eb0d81776aa.jpg"), Some(ImageId(3)));
+        assert_eq!(image_of("9a/-3-9a259eb0d81776aa.jpg"), Some(ImageId(-3)));
+        for name in [
+            "9a/3-8a259eb0d81776aa.jpg",
+            "9a/03-9a259eb0d81776aa.jpg",
+            "9a/3-9A259eb0d81776aa.jpg",
+            "9a/../9a/3-9a259eb0d81776aa.jpg",
+            "../../etc/passwd",
+            "9a/3-9a259eb0d81776aa.png",
+            "3-9a259eb0d81776aa.jpg",
+            "",
+        ] {
+            assert_eq!(image_of(name), None, "{name}");
+        }
     }
 
     fn walk(folder: &Path) -> Vec<String> {

@@ -19,7 +19,7 @@ use crate::pixels::header::{Probed, probe_below};
 use crate::pixels::tensor;
 use crate::printable;
 use crate::recipe::ImageInput;
-use crate::row::{Claim, Finished, Outcome, RowError, Stage};
+use crate::row::{Claim, Finished, Outcome, Region, RowError, Stage};
 
 /// Headers that are looked at ahead, for each thread of the pool: files on a slow disk are then opened side by side.
 const PROBES_PER_THREAD: usize = 2;
@@ -122,9 +122,11 @@ impl<'a> Decoding<'a> {
         self.shapes.detect.as_ref().filter(|_| claim.stage == Stage::Detect)
     }
 
-    /// Ends a claim in which nothing was found, or all of which has its vector: there is nothing to embed.
+    /// Ends a claim in which nothing was found, or all of which has its vector, and its crop where crops are wanted.
     fn has_nothing_to_do(&self, claim: &Claim) -> bool {
-        let Some(regions) = claim.regions.as_ref().filter(|r| r.iter().all(|r| r.embedded)) else { return false };
+        let for_crops = self.job.config.crops.is_some();
+        let has_all = |region: &Region| region.embedded && (region.crop.is_some() || !for_crops);
+        let Some(regions) = claim.regions.as_ref().filter(|r| r.iter().all(has_all)) else { return false };
         let outcome = Outcome::Done { raw: None, regions: regions.clone(), embed: Some(Ok(())) };
         self.end(finished(claim, None, outcome));
         true

@@ -36,6 +36,7 @@ use crate::config::{Batch, RunConfig, Stale};
 use crate::db::Db;
 use crate::db::claim::RunId;
 use crate::db::due::InForce;
+use crate::db::refuse::explained;
 use crate::error::Error;
 use crate::model::{Loaded, Models, Terminator};
 use crate::pixels::decode::FILE_BYTES_KEPT;
@@ -201,8 +202,9 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
         let ends: Vec<Result<(), Error>> = stages.into_iter().map(join).collect();
         ends.into_iter().collect()
     });
-    let released = lock(job.db).release(job.run);
-    result?;
+    let mut db = lock(job.db);
+    let released = db.release(job.run);
+    result.map_err(|error| explained(db.path(), error))?;
     Ok(Summary {
         done: Progress::get(&job.progress.done),
         failed: Progress::get(&job.progress.failed),

@@ -15,8 +15,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use croprow::config::Stale;
+use croprow::db::Db;
 use croprow::db::suspects::Claims;
 use croprow::pipeline::apart;
+use croprow::pipeline::crop_file::prepare_folder;
+use croprow::verify::{Damage, Options, verify};
 use support::dump::{assert_sound, dump, number};
 use support::fake::{Behaviour, Setup, database, run, run_and_clear};
 use support::pictures;
@@ -43,6 +46,12 @@ const OTHER: &str = "CROPROW_TEST_OTHER";
 
 /// Milliseconds that a call of a fake model takes.
 const CALL_MS: &str = "CROPROW_TEST_CALL_MS";
+
+/// Images of the test of power cuts, whose every moment is worked on to the end.
+const POWER_CUT_IMAGES: u32 = 150;
+
+/// Moments that are worked on, evenly over the run.
+const MOMENTS_MOST: usize = 16;
 
 /// Not a test: what the children run.
 #[test]
@@ -174,6 +183,85 @@ fn kill_9_at_random_moments_loses_nothing_and_doubles_nothing() {
     assert_eq!(dump(&db), expected);
     assert_crops_whole(&db);
     assert_eq!(number(&db, "SELECT count(*) FROM runs WHERE ended_how = 'died'"), kills);
+}
+
+/// What a disk holds at one moment: database and log, and the crops.
+struct Moment {
+    db: PathBuf,
+    /// No page of the log was in the database by then: a power cut may have kept any beginning of the log.
+    log_may_be_cut: bool,
+}
+
+fn take(db: &Path, initial: &[u8], number: usize) -> Moment {
+    let to = db.with_file_name(format!("moment-{number}.db"));
+    std::fs::copy(db, &to).unwrap();
+    // Without its memory, as after a reboot.
+    let _ = std::fs::copy(wal(db), wal(&to));
+    let copied =
+        Command::new("cp").arg("-r").args([db.with_extension("crops"), to.with_extension("crops")]).status().unwrap();
+    assert!(copied.success());
+    Moment { log_may_be_cut: std::fs::read(&to).unwrap() == initial, db: to }
+}
+
+fn wal(db: &Path) -> PathBuf {
+    PathBuf::from(format!("{}-wal", db.display()))
+}
+
+/// A power cut keeps what was synced: files before the rows that name them, and commits in their order.
+fn assert_goes_on(db: &Path, expected: &str, moment: &str) {
+    let crops = db.with_extension("crops");
+    let options = Options { crop_folders: vec![crops.clone()], examples: 5, threads: 2 };
+    let look = || verify(&Db::open_read_only(db).unwrap(), &options, &mut |_| {}).unwrap();
+    let report = look();
+    let is_of_a_crash = |damage| matches!(damage, Damage::Abandoned | Damage::CropOrphan | Damage::CropUnfinished);
+    assert!(report.findings.iter().all(|f| is_of_a_crash(f.damage)), "{moment}: {report:#?}");
+    let mut setup = Setup::default();
+    setup.config.crops = Some(prepare_folder(&crops).unwrap());
+    run(db, &setup).unwrap();
+    assert!(dump(db) == expected, "{moment}: other rows than undisturbed");
+    assert_sound(db);
+    assert!(look().is_sound(), "{moment}: {:#?}", look());
+}
+
+#[test]
+fn what_a_power_cut_leaves_goes_on_to_the_undisturbed_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = pictures(folder.path(), POWER_CUT_IMAGES);
+    let expected = undisturbed(folder.path(), &files);
+    let db = prepare(folder.path(), &files, "cut.db");
+    let initial = std::fs::read(&db).unwrap();
+    let mut worker = start(&db);
+    let pid = rustix::process::Pid::from_child(&worker);
+    let mut moments = Vec::new();
+    let mut dice = Dice(7);
+    while worker.try_wait().unwrap().is_none() {
+        // Nothing moves while the copy is made, as on a disk at one moment.
+        if rustix::process::kill_process(pid, rustix::process::Signal::STOP).is_ok() && wal(&db).exists() {
+            moments.push(take(&db, &initial, moments.len()));
+        }
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
+        std::thread::sleep(Duration::from_millis(5 + dice.up_to(60)));
+    }
+    assert!(dump(&db) == expected);
+    let step = moments.len().div_ceil(MOMENTS_MOST).max(1);
+    let (mut whole, mut cut) = (0, 0);
+    for (number, Moment { db, log_may_be_cut }) in moments.into_iter().enumerate().step_by(step) {
+        let log = std::fs::metadata(wal(&db)).map_or(0, |m| m.len());
+        if log_may_be_cut && log > 0 {
+            let shorter = db.with_file_name(format!("cut-{number}.db"));
+            std::fs::copy(&db, &shorter).unwrap();
+            std::fs::copy(wal(&db), wal(&shorter)).unwrap();
+            let length = dice.up_to(log);
+            std::fs::OpenOptions::new().write(true).open(wal(&shorter)).unwrap().set_len(length).unwrap();
+            let crops = [db.with_extension("crops"), shorter.with_extension("crops")];
+            assert!(Command::new("cp").arg("-r").args(crops).status().unwrap().success());
+            assert_goes_on(&shorter, &expected, &format!("moment {number}, {length} bytes of a log of {log}"));
+            cut += 1;
+        }
+        assert_goes_on(&db, &expected, &format!("moment {number}"));
+        whole += 1;
+    }
+    assert!(whole >= 5 && cut >= 3, "only {whole} moments, {cut} of them with a log that may be cut");
 }
 
 #[test]

@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use croprow::config::Stale;
-use croprow::db::Db;
 use croprow::db::claim::{RunId, Tokens};
 use croprow::db::due::InForce;
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::runs::NewRun;
 use croprow::db::suspects::Claims;
+use croprow::db::{Db, Opening};
 use croprow::error::Error;
+use croprow::file_system::FileSystem;
 use croprow::geometry::BoxPx;
 use croprow::row::{Claim, FileStamp, Finished, NewRow, Outcome, Region, RowCode, RowError, Stage};
 use rusqlite::Connection;
@@ -465,6 +466,9 @@ fn what_is_no_croprow_database_is_refused_untouched() {
         assert_eq!(std::fs::read(&path).unwrap_or_default(), before, "{name} was touched");
     };
     refused("empty.db", &|p| std::fs::write(p, b"").unwrap(), "is empty");
+    // Without its key an encrypted database is noise from its first byte.
+    let noise = |p: &Path| std::fs::write(p, (0..8192_u32).map(|i| (i * i + 7 * i) as u8).collect::<Vec<_>>()).unwrap();
+    refused("encrypted.db", &noise, "or an encrypted one");
     refused("text.db", &|p| std::fs::write(p, b"hello, this is text").unwrap(), "not an SQLite database");
     refused(
         "foreign.db",
@@ -486,6 +490,46 @@ fn what_is_no_croprow_database_is_refused_untouched() {
     let missing = Db::open(&folder.path().join("missing.db")).unwrap_err();
     assert!(missing.to_string().contains("croprow add"), "{missing}");
     assert!(!folder.path().join("missing.db").exists());
+}
+
+#[test]
+fn another_programs_database_keeps_the_log_that_was_left_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (live, path) = (folder.path().join("live.db"), folder.path().join("mine.db"));
+    let mine = Connection::open(&live).unwrap();
+    mine.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE mine (id); INSERT INTO mine VALUES (1)").unwrap();
+    // As a crash leaves it.
+    for suffix in ["", "-wal"] {
+        std::fs::copy(format!("{}{suffix}", live.display()), format!("{}{suffix}", path.display())).unwrap();
+    }
+    let read = || ["", "-wal"].map(|suffix| std::fs::read(format!("{}{suffix}", path.display())).unwrap());
+    let before = read();
+    assert!(before[1].len() > 4096);
+    for opened in [Db::open(&path), Db::open_or_create(&path), Db::open_read_only(&path)] {
+        assert!(opened.unwrap_err().to_string().contains("another program"));
+        assert!(read() == before, "the log was moved into the database");
+    }
+}
+
+#[test]
+fn a_database_on_a_network_file_system_is_refused_untouched_unless_the_user_insists() {
+    let (_folder, path, db, ..) = database(2);
+    drop(db);
+    let before = std::fs::read(&path).unwrap();
+    let nfs = FileSystem {
+        mount_point: "/mnt/nas".into(),
+        magic: 0x6969,
+        free_bytes: 1 << 40,
+        total_bytes: 1 << 41,
+        lacks_inodes: false,
+    };
+    let error = Db::open_on(&path, &nfs, Opening::default()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("/mnt/nas (nfs)") && text.contains("--allow-network-filesystem"), "{text}");
+    assert_eq!((error.exit_code(), std::fs::read(&path).unwrap()), (1, before));
+    Db::open_on(&path, &nfs, Opening { allow_network: true }).unwrap();
+    let local = FileSystem { magic: 0xef53, ..nfs };
+    Db::open_on(&path, &local, Opening::default()).unwrap();
 }
 
 #[test]

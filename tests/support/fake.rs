@@ -338,8 +338,11 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
     };
     let mut db = db.into_inner().unwrap();
     let how = if result.is_ok() { "complete" } else { "error" };
-    db.end_run(run, how, 0, Progress::get(&progress.done), Progress::get(&progress.failed), None)?;
-    result
+    let ended = db.end_run(run, how, 0, Progress::get(&progress.done), Progress::get(&progress.failed), None);
+    // An error of the run is the one to tell.
+    let summary = result?;
+    ended?;
+    Ok(summary)
 }
 
 /// As `croprow run` does: suspects first, in processes that `start` starts, until there are none.

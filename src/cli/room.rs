@@ -1,0 +1,23 @@
+//! Little room on a disk is told at the start and not at three in the morning.
+
+use std::path::{Path, PathBuf};
+
+use croprow::db::Db;
+use croprow::file_system::{Bytes, FileSystem};
+
+use super::say;
+
+/// Less room than this on a disk that a run writes to is worth a word: a night of work rarely takes less.
+const LEAST_FREE_BYTES: u64 = 512 << 20;
+
+/// Looks at the disks of the database with its log, and of the crops. Nothing is written to a temporary folder.
+pub(crate) fn tell_where_short(db: &Db, crops: Option<&Path>) {
+    let mut told: Vec<PathBuf> = Vec::new();
+    for (what, path) in [("the database and its log grow", Some(db.path())), ("the crops grow", crops)] {
+        let Some(disk) = path.and_then(|path| FileSystem::of(path).ok()) else { continue };
+        if disk.free_bytes < LEAST_FREE_BYTES && !told.contains(&disk.mount_point) {
+            say(&format!("{disk}, and {what} there; below {} that is little", Bytes(LEAST_FREE_BYTES)));
+            told.push(disk.mount_point);
+        }
+    }
+}
