@@ -309,6 +309,7 @@ fn switch_to_wal(conn: &Connection, path: &Path) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::db::refuse::explained;
     use crate::row::NewRow;
 
     fn add(db: &mut Db, rows: std::ops::Range<u32>) -> Result<(), Error> {
@@ -327,7 +328,8 @@ mod tests {
         add(&mut db, 0..100).unwrap();
         let pages: i64 = db.conn.query_row("PRAGMA page_count", [], |r| r.get(0)).unwrap();
         db.conn.query_row(&format!("PRAGMA max_page_count = {}", pages + 2), [], |_| Ok(())).unwrap();
-        let error = crate::db::refuse::explained(db.path(), add(&mut db, 100..5_000).unwrap_err());
+        let cause = add(&mut db, 100..5_000).unwrap_err();
+        let error = explained(db.path(), cause);
         assert!(matches!(error, Error::Disk { .. }) && error.exit_code() == 3, "{error}");
         assert_eq!(images(&db), 100);
         assert_eq!(db.status().unwrap().images, 100, "the counters are rolled back too");

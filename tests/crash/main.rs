@@ -24,10 +24,10 @@ const DATABASE: &str = "CROPROW_TEST_DATABASE";
 const IMAGES: u32 = 400;
 
 /// Images of the test of power cuts, whose every moment is worked on to the end.
-const POWER_CUT_IMAGES: u32 = 150;
+const POWER_CUT_IMAGES: u32 = 100;
 
 /// Moments that are worked on, evenly over the run.
-const MOMENTS_MOST: usize = 16;
+const MOMENTS_MOST: usize = 8;
 
 /// Not a test: what the children run.
 #[test]
@@ -141,11 +141,8 @@ fn take(db: &Path, initial: &[u8], number: usize) -> Moment {
     std::fs::copy(db, &to).unwrap();
     // Without its memory, as after a reboot.
     let _ = std::fs::copy(wal(db), wal(&to));
-    let copied = Command::new("cp")
-        .arg("-r")
-        .args([db.with_extension("crops"), to.with_extension("crops")])
-        .status()
-        .unwrap();
+    let copied =
+        Command::new("cp").arg("-r").args([db.with_extension("crops"), to.with_extension("crops")]).status().unwrap();
     assert!(copied.success());
     Moment { log_may_be_cut: std::fs::read(&to).unwrap() == initial, db: to }
 }

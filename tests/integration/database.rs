@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use croprow::config::Stale;
-use croprow::db::{Db, Opening};
 use croprow::db::claim::{RunId, Tokens};
 use croprow::db::due::InForce;
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::runs::NewRun;
+use croprow::db::{Db, Opening};
 use croprow::error::Error;
 use croprow::file_system::FileSystem;
 use croprow::geometry::BoxPx;

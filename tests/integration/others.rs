@@ -56,7 +56,8 @@ fn another_writer_that_hammers_for_ten_seconds_costs_no_row() {
                 tx.execute("UPDATE images SET tag = ?1 WHERE id % 7 = ?1 % 7", [turn as i64]).unwrap();
                 if turn % 5 == 0 {
                     let file = files[turn % files.len()].to_str().unwrap();
-                    tx.execute("INSERT INTO images (path, key) VALUES (?1, ?2)", params![file, format!("k{turn}")]).unwrap();
+                    tx.execute("INSERT INTO images (path, key) VALUES (?1, ?2)", params![file, format!("k{turn}")])
+                        .unwrap();
                     added.fetch_add(1, Ordering::SeqCst);
                 }
                 if turn % 50 == 0 {
