@@ -348,6 +348,7 @@ fn switch_to_wal(conn: &Connection, path: &Path) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::db::refuse::explained;
     use crate::row::NewRow;
 
     fn add(db: &mut Db, rows: std::ops::Range<u32>) -> Result<(), Error> {

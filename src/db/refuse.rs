@@ -41,6 +41,9 @@ pub(super) fn refused(path: &Path, error: rusqlite::Error) -> Error {
         Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
             "; the database and its folder must be writable, since the log lies beside it; `croprow status` may still read it"
         }
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            "; another program has it open in a transaction, end that first"
+        }
         _ => "",
     };
     open_error(path, format!("{error}{remedy}"))

@@ -48,10 +48,10 @@ const OTHER: &str = "CROPROW_TEST_OTHER";
 const CALL_MS: &str = "CROPROW_TEST_CALL_MS";
 
 /// Images of the test of power cuts, whose every moment is worked on to the end.
-const POWER_CUT_IMAGES: u32 = 150;
+const POWER_CUT_IMAGES: u32 = 100;
 
 /// Moments that are worked on, evenly over the run.
-const MOMENTS_MOST: usize = 16;
+const MOMENTS_MOST: usize = 8;
 
 /// Not a test: what the children run.
 #[test]

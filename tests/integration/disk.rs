@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use croprow::db::Db;
+use croprow::db::claim::RunId;
 use croprow::error::Error;
 use croprow::verify::{Options, verify};
 use rusqlite::Connection;
@@ -63,7 +64,7 @@ impl Disk {
     /// Leaves no byte.
     fn fill(&self) -> PathBuf {
         let filler = self.0.join("filler");
-        let mut file = fs::File::create(&filler).unwrap();
+        let mut file = fs::OpenOptions::new().create(true).append(true).open(&filler).unwrap();
         while file.write_all(&[1; 512]).is_ok() {}
         filler
     }
@@ -121,6 +122,7 @@ fn full_disk_of_the_database() {
     assert!(done > 0 && done < 200, "{done}");
     // As after a restore: the log without its shared memory, and no room for it.
     fs::remove_file(disk.0.join("photos.db-shm")).unwrap();
+    disk.fill();
     let said = expect(&call(&["status", text]), 0);
     assert!(said.contains("200 images"), "{said}");
     let said = expect(&call(&["retry", text, "--code", "missing"]), 3);
@@ -128,6 +130,8 @@ fn full_disk_of_the_database() {
     // Room again.
     fs::remove_file(filler).unwrap();
     disk.again("size=64m");
+    // Its process would be gone by now, and here it is this one.
+    Db::open(&db).unwrap().end_run(RunId(1), "error", 3, 0, 0, None).unwrap();
     run(&db, &large()).unwrap();
     assert!(dump(&db) == dump(&undisturbed));
     assert_sound(&db);
