@@ -2,6 +2,7 @@
 
 mod add;
 mod doctor;
+mod ending;
 mod memory;
 mod parse;
 mod recipes;
@@ -15,6 +16,7 @@ mod signals;
 mod status;
 mod talk;
 mod ticker;
+mod until;
 
 use clap::{Parser, Subcommand};
 use croprow::error::Error;
@@ -76,8 +78,8 @@ pub(crate) fn main() -> u8 {
     };
     talk::start(cli.verbose, cli.quiet);
     let result = match cli.verb {
-        Verb::Add(args) => args.run(),
-        Verb::Run(args) => run::run(args, cli.quiet),
+        Verb::Add(args) => signals::listen().and_then(|()| args.run()),
+        Verb::Run(args) => signals::listen().and_then(|()| run::run(args, cli.quiet)),
         Verb::Status(args) => status::run(&args),
         Verb::Retry(args) => retry::run(&args),
         Verb::Select(args) => select::run(&args),

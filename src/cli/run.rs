@@ -25,14 +25,16 @@ use croprow::pipeline::{self, Job, Summary};
 use croprow::printable;
 use croprow::recipe::Decode;
 use croprow::row::{Stage, State};
+use jiff::ZonedDateTime;
 use serde_json::{Value, json};
 
+use super::ending::{Ending, exit_code_of};
 use super::recipes::Recipes;
 use super::run_args::RunArgs;
 use super::settings::Settings;
-use super::status::duration;
+use super::signals::Running;
 use super::ticker::Ticker;
-use super::{memory, print_json, say, select, self_tests, signals};
+use super::{memory, print_json, say, select, self_tests, signals, until};
 
 /// Everything decided before a model is loaded.
 struct Plan {
@@ -55,6 +57,7 @@ struct Plan {
 }
 
 pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
+    let until = args.until.map(|until| until.after(&ZonedDateTime::now())).transpose()?;
     let mut db = Db::open(&args.db)?;
     restrict(&args, &mut db)?;
     for (run, images) in db.rescue_dead_runs()? {
@@ -82,7 +85,7 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     let staged = must_be_staged(&mut plan, &placing);
     let mut loader = Loader { plan: &plan, placing: &placing, runtime: &runtime };
     let loaded = if staged { None } else { Some(loader.load(&mut db, &ALL_MODELS)?) };
-    say(&describe_start(&plan, &placing, staged));
+    say(&describe_start(&plan, &placing, staged, until.as_ref()));
     let (run_id, in_force) = db.begin_run(&NewRun {
         device: &placing.device.word,
         device_note: placing.device.note.as_deref(),
@@ -94,13 +97,25 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     let learnt = Learning::read(&db, loader.owners())?;
     let db = Arc::new(Mutex::new(db));
     let stop = Arc::new(Stop::default());
-    signals::listen(&stop, &db, run_id)?;
     let measured = Measured::begin(&plan.config, &placing)?;
+    let (held, asked, progress) = (Arc::clone(&db), Arc::clone(&stop), Arc::clone(&measured.progress));
+    signals::hand_to(Running { stop: asked, db: held, run: run_id, progress })?;
+    if let Some(until) = &until {
+        until::watch(&stop, until)?;
+    }
     let work = Work { run: run_id, in_force, db: &db, stop: &stop, measured: &measured, learnt: &learnt, quiet };
     let result = work.until_done(&mut loader, loaded);
     let mut db = db.lock().unwrap_or_else(PoisonError::into_inner);
     let summary = measured.end(&plan.config, &placing);
-    end(&mut db, run_id, result, &measured, summary, &stop, args.json)
+    let ending = Ending {
+        run: run_id,
+        progress: &measured.progress,
+        instruments: &measured.instruments,
+        stop: &stop,
+        until: until.as_ref().map(until::words),
+        json: args.json,
+    };
+    ending.end(&mut db, result, summary)
 }
 
 /// Looks at the condition before anything is changed.
@@ -286,7 +301,8 @@ fn choose_stale(
     }
 }
 
-fn describe_start(plan: &Plan, placing: &Placing, staged: bool) -> String {
+fn describe_start(plan: &Plan, placing: &Placing, staged: bool, until: Option<&ZonedDateTime>) -> String {
+    let until = until.map_or_else(String::new, |moment| format!(", until {}", until::words(moment)));
     let stages = match (plan.to_detect > 0, &plan.config.embed) {
         (true, Some(_)) if staged => "detect, then embed",
         (true, Some(_)) => "detect and embed",
@@ -298,7 +314,7 @@ fn describe_start(plan: &Plan, placing: &Placing, staged: bool) -> String {
         Batch::Fixed(images) => format!("batches of {images}"),
     };
     format!(
-        "{stages} {}{} on {} with {}, {batches}, {} MiB for images in flight",
+        "{stages} {}{} on {} with {}, {batches}, {} MiB for images in flight{until}",
         counted(plan.waiting, "image"),
         plan.scope(),
         placing.device.word,
@@ -408,66 +424,6 @@ impl Measured {
     }
 }
 
-/// Closes the run's row, says how it went, and finds the exit code.
-fn end(
-    db: &mut Db,
-    run: RunId,
-    result: Result<Summary, Error>,
-    measured: &Measured,
-    mut told: Value,
-    stop: &Stop,
-    json: bool,
-) -> Result<u8, Error> {
-    let progress = &measured.progress;
-    let (done, failed) = (Progress::get(&progress.done), Progress::get(&progress.failed));
-    let (how, code, summary) = match &result {
-        Err(error) => ("error", error.exit_code(), Summary { done, failed, ..Summary::default() }),
-        Ok(summary) => match stop.signal() {
-            0 => ("complete", exit_code_of(&db.tally_in_scope()?), *summary),
-            signal => ("stopped", signals::exit_code(signal), *summary),
-        },
-    };
-    for (key, value) in
-        [("done", done), ("failed", failed), ("dropped", summary.dropped), ("released", summary.released)]
-    {
-        told[key] = value.into();
-    }
-    (told["ended"], told["exit_code"]) = (how.into(), code.into());
-    measured.instruments.write(&json!({ "summary": told }));
-    let stored = db.end_run(run, how, code, done, failed, Some(&told.to_string()));
-    if result.is_ok() {
-        // An error of the run is the one to tell, whatever the database says now.
-        stored?;
-        db.checkpoint();
-        say_how_it_went(how, code, &summary, &told);
-    }
-    if json {
-        print_json(&told)?;
-    }
-    result.map(|_| code)
-}
-
-fn say_how_it_went(how: &str, code: u8, summary: &Summary, told: &Value) {
-    let Summary { done, failed, dropped, released } = *summary;
-    let seconds = told["seconds"].as_f64().unwrap_or(0.0);
-    let per_s = (done + failed) as f64 / seconds.max(1e-3);
-    say(&format!("{how}: {done} done, {failed} failed in {} ({per_s:.1} images/s)", duration(seconds)));
-    if let (Some(limit), true) = (told["limit"].as_str(), done + failed > 0) {
-        say(limit);
-    }
-    if dropped > 0 {
-        say(&format!("{dropped} results were dropped: their rows were changed or taken by another worker meanwhile"));
-    }
-    if released > 0 {
-        say(&format!("{released} rows in flight are pending again"));
-    }
-    if code == 2 {
-        say(
-            "failed rows remain: croprow status DB counts them, the view failures lists them, croprow retry DB brings them back",
-        );
-    }
-}
-
 fn finish_idle(db: &Db, plan: &Plan, json: bool) -> Result<u8, Error> {
     let code = exit_code_of(&db.tally_in_scope()?);
     let images: u64 = db.tally()?.iter().map(|(_, n)| n).sum();
@@ -484,10 +440,4 @@ fn finish_idle(db: &Db, plan: &Plan, json: bool) -> Result<u8, Error> {
         print_json(&told)?;
     }
     Ok(code)
-}
-
-/// 2 while any row that the run is about is failed or quarantined.
-fn exit_code_of(tally: &Tally) -> u8 {
-    let bad = |s: &Standing| [s.detect, s.embed].iter().any(|s| matches!(s, Some(State::Failed | State::Quarantined)));
-    if tally.iter().any(|(standing, _)| bad(standing)) { 2 } else { 0 }
 }

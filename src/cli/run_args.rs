@@ -7,6 +7,7 @@ use croprow::config::{CudnnSearch, Device, Precision, Stale, Vram};
 use croprow::recipe::{CropFit, Decode, Keep, Labels, Nms, OnEmpty, Truncated};
 
 use super::parse::{self, OrAuto, PathOrNone, TextOrNone};
+use super::until::{self, Until};
 
 /// Work until nothing is pending.
 #[derive(Args)]
@@ -15,6 +16,7 @@ use super::parse::{self, OrAuto, PathOrNone, TextOrNone};
 Examples:
   croprow run photos.db --detector yolo11n.onnx --embedder dinov2-small/
   croprow run photos.db                                    go on where it was
+  croprow run photos.db --until 07:00                      stop in the morning
   croprow run photos.db --box-threshold 0.5 --stale redo   other settings, finished rows again
   croprow run photos.db --embedder none --crops crops/     detect only, write the crops as JPEG")]
 pub(crate) struct RunArgs {
@@ -105,6 +107,9 @@ pub(crate) struct RunArgs {
     /// Stop after that many images; not remembered
     #[arg(long, value_parser = parse::count)]
     pub(crate) limit: Option<u64>,
+    /// Stop at that time, as 07:00 (the next one) or 2026-12-01T07:00, in local time; not remembered
+    #[arg(long, value_name = "TIME", value_parser = until::parse)]
+    pub(crate) until: Option<Until>,
     /// Print the summary as one JSON object; not remembered
     #[arg(long)]
     pub(crate) json: bool,

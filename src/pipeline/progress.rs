@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvError, Sender, TryRecvError, TrySendError};
 
+use super::Summary;
 use super::learn::Learnt;
 use super::stopwatch::Stopwatch;
 use crate::geometry::Scale;
@@ -92,6 +93,8 @@ pub struct Progress {
     pub embedded: AtomicU64,
     /// Results that were not stored because somebody else had the row.
     pub dropped: AtomicU64,
+    /// Rows given back unfinished.
+    pub released: AtomicU64,
     /// Numbers in the tensors that models were called with.
     pub input_values: AtomicU64,
     /// How many of them were filling and no picture.
@@ -167,6 +170,16 @@ impl Progress {
     /// Claims without an outcome yet.
     pub fn in_flight(&self) -> u64 {
         Self::get(&self.claimed).saturating_sub(Self::get(&self.ended))
+    }
+
+    /// What became of the images so far.
+    pub fn summary(&self) -> Summary {
+        Summary {
+            done: Self::get(&self.done),
+            failed: Self::get(&self.failed),
+            dropped: Self::get(&self.dropped),
+            released: Self::get(&self.released),
+        }
     }
 
     /// A batch size that was found by measurement, for `commit` to store.

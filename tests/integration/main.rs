@@ -20,3 +20,4 @@ mod pixels;
 mod provenance;
 mod scaled;
 mod select;
+mod stopping;

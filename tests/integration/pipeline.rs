@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use croprow::config::{Batch, Stale};
 use croprow::error::Error;
-use croprow::pipeline::stop::Stop;
+use croprow::pipeline::stop::{Cause, Stop};
 use croprow::recipe::Truncated;
 use rusqlite::Connection;
 
@@ -317,7 +317,7 @@ fn a_stop_keeps_what_ends_and_gives_the_rest_back() {
             while number(&db, "SELECT count(*) FROM images WHERE detect_state = 'done'") == 0 {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            stop.ask(15);
+            stop.ask(Cause::Signal(15));
         });
         run_until(&db, &slow, &stop).unwrap()
     });
