@@ -43,6 +43,18 @@ pub enum Error {
     /// Another worker took this run for dead and has its rows.
     #[error("another worker took this one for dead and has its rows")]
     LeaseLost,
+    /// More rows failed than `--max-failures` allows.
+    #[error("{0}")]
+    TooManyFailures(String),
+    /// A folder with files of many rows is gone. No row was marked for it.
+    #[error("{folder} cannot be read {how}: is its disk or network folder gone? no image was marked as failed for it",
+            folder = printable::path(folder), how = if *was_read { "any more" } else { "at all" })]
+    PlaceGone {
+        /// The uppermost folder that is gone.
+        folder: PathBuf,
+        /// Files in it were read before, in the same run.
+        was_read: bool,
+    },
     /// The host took something away: disk, threads.
     #[error("{0}")]
     System(String),
@@ -61,7 +73,12 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) | Self::StartUp(_) | Self::Source { .. } | Self::Open { .. } => 1,
-            Self::Database(_) | Self::Model(_) | Self::System(_) | Self::Panicked { .. } => 3,
+            Self::Database(_)
+            | Self::Model(_)
+            | Self::System(_)
+            | Self::TooManyFailures(_)
+            | Self::PlaceGone { .. }
+            | Self::Panicked { .. } => 3,
             Self::OutOfMemory(_) | Self::DeviceLost(_) | Self::LeaseLost => 75,
         }
     }
@@ -82,6 +99,14 @@ impl Error {
             ),
             Self::Model(_) => Some(
                 "finished rows are kept; try --batch 1 or --device cpu, and check the model with its authors' example",
+            ),
+            Self::TooManyFailures(_) => Some(
+                "what failed stays failed (the view failures lists it), the rest is pending: mend the cause, then croprow retry DB and \
+                 the same command again; --max-failures none lets any number fail",
+            ),
+            Self::PlaceGone { .. } => Some(
+                "bring it back and start the same command again, its rows are pending; where its files are gone for good, make an \
+                 empty folder of that name, and they fail as missing",
             ),
             Self::Usage(_)
             | Self::StartUp(_)

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use croprow::config::{CudnnSearch, Device, Precision, Stale, Vram};
 use croprow::recipe::{CropFit, Decode, Keep, Labels, Nms, OnEmpty, Truncated};
 
-use super::parse::{self, OrAuto, PathOrNone, TextOrNone};
+use super::parse::{self, MaxFailuresOrNone, OrAuto, PathOrNone, TextOrNone};
 use super::until::{self, Until};
 
 /// Work until nothing is pending.
@@ -104,6 +104,9 @@ pub(crate) struct RunArgs {
     /// they are
     #[arg(long = "where", value_name = "SQL|none", value_parser = parse::condition_or_none)]
     pub(crate) condition: Option<TextOrNone>,
+    /// Stop when more rows fail in this run, as 100, or more in a hundred of the last 1,000, as 5% [default: none]
+    #[arg(long, value_name = "N|P%|none", value_parser = parse::max_failures_or_none)]
+    pub(crate) max_failures: Option<MaxFailuresOrNone>,
     /// Stop after that many images; not remembered
     #[arg(long, value_parser = parse::count)]
     pub(crate) limit: Option<u64>,

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use croprow::config::{
-    Batch, CudnnSearch, DecodeConfig, DetectConfig, Device, EmbedConfig, GpuConfig, MAX_PIXELS_DEFAULT, Precision,
-    RunConfig, Stale, Vram,
+    Batch, CudnnSearch, DecodeConfig, DetectConfig, Device, EmbedConfig, GpuConfig, MAX_PIXELS_DEFAULT, MaxFailures,
+    Precision, RunConfig, Stale, Vram,
 };
 use croprow::error::Error;
 use croprow::model::{device, files, library};
@@ -79,6 +79,7 @@ pub(crate) struct Settings {
     pub(crate) decode: Decode,
     pub(crate) gpu: GpuConfig,
     pub(crate) staged: bool,
+    pub(crate) max_failures: Option<MaxFailures>,
     /// `None`: as many as this machine has cores.
     pub(crate) threads: Option<usize>,
     /// `None`: half of what is free at the start.
@@ -118,6 +119,7 @@ impl Default for Settings {
             decode: Decode::Scaled,
             gpu: GpuConfig { vram: VRAM, cudnn_search: CudnnSearch::Heuristic, cudnn_max_workspace: false },
             staged: false,
+            max_failures: None,
             threads: None,
             memory_bytes: None,
             stale: None,
@@ -163,6 +165,7 @@ impl Settings {
                 cudnn_max_workspace: args.cudnn_workspace.map_or(self.gpu.cudnn_max_workspace, Into::into),
             },
             staged: args.staged.map_or(self.staged, Into::into),
+            max_failures: args.max_failures.map_or(self.max_failures, |most| most.0),
             threads: args.threads.map_or(self.threads, |n| n.0.map(|n| n as usize)),
             memory_bytes: args.memory.map_or(self.memory_bytes, |size| size.0),
             stale: args.stale.map(Into::into).or(self.stale),
@@ -250,6 +253,7 @@ impl Settings {
             crops: self.crops.clone(),
             root: self.root.as_deref().map(real_folder).transpose()?,
             limit,
+            max_failures: self.max_failures,
             threads,
             batch: self.batch_size,
             memory_bytes: self.memory_bytes.or_else(half_of_free).unwrap_or(MEMORY_FALLBACK_BYTES),
@@ -300,15 +304,15 @@ mod tests {
     fn a_restart_without_flags_has_the_settings_of_the_last_run() {
         let line = "run x.db --detector /m/a.onnx --embedder /m/b --device cpu --box-threshold 0.5 --keep 3 --on-empty whole \
                     --truncated use --max-pixels 1000 --crop-fit pad --normalize yes --crops /c --root /r --where tag='x' --batch 2 --threads 1 --memory 1GiB --vram 6GiB --decode exact --staged \
-                    --cudnn-search exhaustive --cudnn-workspace max";
+                    --cudnn-search exhaustive --cudnn-workspace max --max-failures 2.5%";
         let first = Settings::default().overridden_by(&args(line));
         let json = serde_json::to_string(&first).unwrap();
         let second = Settings::remembered(Some(&json)).unwrap().overridden_by(&args("run x.db"));
         assert_eq!(second, first);
         let third = second
-            .overridden_by(&args("run x.db --detector none --crop-fit model --crops none --root none --where none --batch auto --staged auto"));
+            .overridden_by(&args("run x.db --detector none --crop-fit model --crops none --root none --where none --batch auto --staged auto --max-failures none"));
         assert_eq!((third.detector, third.crop_fit, third.crops), (None, None, None));
-        assert_eq!((third.root, third.condition), (None, None));
+        assert_eq!((third.root, third.condition, third.max_failures), (None, None, None));
         assert_eq!((third.batch_size, third.staged), (Batch::Auto, false));
     }
 

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
+use super::breaker::Breaker;
 use super::budget::Budget;
+use super::failures::TooMany;
 use super::measure::{line, resident_bytes, step_sample};
 use super::progress::{Progress, Rates, Snapshot, Step, Wait};
 use super::{Job, lock};
@@ -37,7 +39,23 @@ pub(super) fn run(
     terminators: &[Terminator],
     finished: &Receiver<Finished>,
 ) -> Result<(), Error> {
+    let stored = store_all(job, budget, terminators, finished);
+    if stored.is_err() {
+        // Nobody else ends calls that are under way now.
+        job.stop.abort();
+        terminators.iter().for_each(Terminator::terminate);
+    }
+    stored
+}
+
+fn store_all(
+    job: &Job<'_>,
+    budget: &Budget,
+    terminators: &[Terminator],
+    finished: &Receiver<Finished>,
+) -> Result<(), Error> {
     let mut pulse = Pulse::new(job);
+    let mut breaker = Breaker::default();
     let mut batch: Vec<Finished> = Vec::new();
     let mut oldest = Instant::now();
     loop {
@@ -49,13 +67,18 @@ pub(super) fn run(
                 if batch.is_empty() {
                     oldest = Instant::now();
                 }
-                batch.push(outcome);
+                breaker.sift(outcome, &mut batch, job.stop);
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
+                breaker.let_through(&mut batch);
                 store(job, &mut batch)?;
-                return pulse.beat(job, budget);
+                pulse.beat(job, budget)?;
+                return breaker.verdict();
             }
+        }
+        if breaker.held() > 0 && batch.is_empty() && job.progress.is_last(breaker.held()) {
+            breaker.let_through(&mut batch);
         }
         if batch.len() >= COMMIT_ROWS || oldest.elapsed() >= patience {
             store(job, &mut batch)?;
@@ -74,6 +97,10 @@ fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
     if batch.is_empty() {
         return Ok(());
     }
+    let too_many = job.progress.count_failures(batch, job.config.max_failures);
+    if let Some(TooMany { kept, .. }) = &too_many {
+        batch.truncate(*kept);
+    }
     let committed = job.progress.timed(Step::Commit, || lock(job.db).commit_batch(batch, job.in_force))?;
     let progress = job.progress;
     Progress::add(&progress.done, committed.done);
@@ -87,7 +114,7 @@ fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
         log::info!("{} results dropped: their rows were changed or taken meanwhile", committed.dropped);
     }
     batch.clear();
-    Ok(())
+    too_many.map_or(Ok(()), |TooMany { error, .. }| Err(error))
 }
 
 struct Pulse {

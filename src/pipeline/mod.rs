@@ -3,6 +3,7 @@
 
 mod assemble;
 mod batch;
+pub mod breaker;
 mod budget;
 mod calls;
 mod commit;
@@ -12,6 +13,7 @@ pub mod crop_file;
 mod decode;
 mod detect;
 mod embed;
+pub mod failures;
 pub mod learn;
 pub mod measure;
 mod message;

@@ -8,9 +8,13 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvError, Sender, TryRecvError, TrySendError};
 
 use super::Summary;
+use super::breaker::Places;
+use super::failures::{Failures, TooMany};
 use super::learn::Learnt;
 use super::stopwatch::Stopwatch;
+use crate::config::MaxFailures;
 use crate::geometry::Scale;
+use crate::row::Finished;
 
 /// Rates are taken over this much of the run's latest work.
 const RATE_WINDOW: Duration = Duration::from_secs(15);
@@ -109,6 +113,9 @@ pub struct Progress {
     /// Sessions of each model, side by side.
     pub sessions: AtomicUsize,
     learnt: Mutex<Vec<Learnt>>,
+    failures: Mutex<Failures>,
+    /// Where files were read.
+    pub places: Places,
 }
 
 impl Progress {
@@ -180,6 +187,16 @@ impl Progress {
             dropped: Self::get(&self.dropped),
             released: Self::get(&self.released),
         }
+    }
+
+    /// True where `read` waits for what is in flight, and that is no more than `images`.
+    pub fn is_last(&self, images: u64) -> bool {
+        self.draining.load(Ordering::Relaxed) && self.in_flight() <= images
+    }
+
+    /// Counts the failures among the outcomes of a batch.
+    pub fn count_failures(&self, batch: &[Finished], most: Option<MaxFailures>) -> Option<TooMany> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).count(batch, most)
     }
 
     /// A batch size that was found by measurement, for `commit` to store.

@@ -8,6 +8,7 @@ mod support;
 mod cli;
 mod database;
 mod doctor;
+mod failures;
 mod golden;
 mod hostile;
 mod input;

@@ -239,6 +239,7 @@ impl Default for Setup {
                 },
                 crops: None,
                 limit: None,
+                max_failures: None,
                 threads: 2,
                 batch: Batch::Fixed(4),
                 memory_bytes: 64 << 20,
