@@ -20,6 +20,10 @@ pub const STOP_GRACE: Duration = Duration::from_secs(8);
 /// After the first signal the process is gone within this time, whatever still hangs.
 pub const STOP_LIMIT: Duration = Duration::from_millis(9_500);
 
+/// A run in which no image ended for so long is told to stand still, once for each. Shorter times would be false alarms: a
+/// batch on a slow processor takes half a minute.
+pub const STALLED_AFTER: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(300)];
+
 /// Everything `pipeline::run` needs to know.
 #[derive(Clone, Debug)]
 pub struct RunConfig {

@@ -55,6 +55,9 @@ pub enum Error {
         /// Files in it were read before, in the same run.
         was_read: bool,
     },
+    /// What the database counts is not what the run did.
+    #[error("the books do not balance: {0}")]
+    Books(String),
     /// The host took something away: disk, threads.
     #[error("{0}")]
     System(String),
@@ -78,6 +81,7 @@ impl Error {
             | Self::System(_)
             | Self::TooManyFailures(_)
             | Self::PlaceGone { .. }
+            | Self::Books(_)
             | Self::Panicked { .. } => 3,
             Self::OutOfMemory(_) | Self::DeviceLost(_) | Self::LeaseLost => 75,
         }
@@ -107,6 +111,9 @@ impl Error {
             Self::PlaceGone { .. } => Some(
                 "bring it back and start the same command again, its rows are pending; where its files are gone for good, make an \
                  empty folder of that name, and they fail as missing",
+            ),
+            Self::Books(_) => Some(
+                "what is stored was stored whole; `croprow verify DB` counts again, names what is wrong and mends the counters",
             ),
             Self::Usage(_)
             | Self::StartUp(_)

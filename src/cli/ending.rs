@@ -1,8 +1,10 @@
 //! How a run ends: its row, its last lines, its exit code.
 
+use croprow::config::Stale;
 use croprow::db::Db;
+use croprow::db::books::{Books, Deeds};
 use croprow::db::claim::RunId;
-use croprow::db::due::{Standing, Tally};
+use croprow::db::due::{InForce, Standing, Tally};
 use croprow::error::Error;
 use croprow::pipeline::Summary;
 use croprow::pipeline::measure::Instruments;
@@ -23,11 +25,16 @@ pub(super) struct Ending<'a> {
     /// Words for the moment that `--until` names.
     pub(super) until: Option<String>,
     pub(super) json: bool,
+    pub(super) in_force: InForce,
+    pub(super) stale: Stale,
+    /// The counters before the run.
+    pub(super) books: Books,
 }
 
 impl Ending<'_> {
     /// Closes the run's row, says how it went, and finds the exit code. `told` is what was measured.
     pub(super) fn end(&self, db: &mut Db, result: Result<Summary, Error>, mut told: Value) -> Result<u8, Error> {
+        let result = result.and_then(|summary| self.audit(db).map(|()| summary));
         let tally = if result.is_ok() { db.tally_in_scope()? } else { Tally::new() };
         let (how, stopped_by, code) = match (&result, self.stop.cause()) {
             (Err(error), _) => ("error", None, error.exit_code()),
@@ -54,6 +61,14 @@ impl Ending<'_> {
             print_json(&told)?;
         }
         result.map(|_| code)
+    }
+
+    fn audit(&self, db: &Db) -> Result<(), Error> {
+        let Summary { done, failed, released, .. } = self.progress.summary();
+        let (claimed, ended) = (Progress::get(&self.progress.claimed), Progress::get(&self.progress.ended));
+        let (run, in_force, stale) = (self.run, self.in_force, self.stale);
+        let wrong = db.audit(&self.books, &Deeds { run, in_force, stale, claimed, ended, released, done, failed })?;
+        if wrong.is_empty() { Ok(()) } else { Err(Error::Books(wrong.join("; "))) }
     }
 
     fn say_how_it_went(&self, how: &str, stopped_by: Option<&str>, code: u8, summary: &Summary, told: &Value) {

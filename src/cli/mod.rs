@@ -4,6 +4,7 @@ mod add;
 mod doctor;
 mod ending;
 mod memory;
+mod open_files;
 mod parse;
 mod recipes;
 mod retry;
@@ -77,6 +78,7 @@ pub(crate) fn main() -> u8 {
         }
     };
     talk::start(cli.verbose, cli.quiet);
+    open_files::raise_limit();
     let result = match cli.verb {
         Verb::Add(args) => signals::listen().and_then(|()| args.run()),
         Verb::Run(args) => signals::listen().and_then(|()| run::run(args, cli.quiet)),

@@ -94,6 +94,7 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         detect: plan.recipes.detect(),
         embed: plan.recipes.embed(),
     })?;
+    let books = db.open_books()?;
     let learnt = Learning::read(&db, loader.owners())?;
     let db = Arc::new(Mutex::new(db));
     let stop = Arc::new(Stop::default());
@@ -114,6 +115,9 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         stop: &stop,
         until: until.as_ref().map(until::words),
         json: args.json,
+        in_force,
+        stale: plan.stale,
+        books,
     };
     ending.end(&mut db, result, summary)
 }
@@ -154,6 +158,7 @@ struct Loader<'a> {
 
 impl Loader<'_> {
     fn load(&mut self, db: &mut Db, kinds: &[ModelKind]) -> Result<Models, Error> {
+        log::info!("loading models");
         let mut models = self.placing.load(&self.plan.config, self.runtime, kinds)?;
         models.notes.iter().for_each(|note| say(note));
         check_prompts(self.plan, &models, db)?;

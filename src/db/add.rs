@@ -90,6 +90,7 @@ impl Db {
         }
         bulk.finish(&tx, first)?;
         tx.commit()?;
+        log::info!("{} rows are stored or known", now.new + now.changed + now.known);
         *added = now;
         chunk.clear();
         Ok(())

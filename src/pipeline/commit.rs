@@ -9,12 +9,14 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use super::breaker::Breaker;
 use super::budget::Budget;
 use super::failures::TooMany;
+use super::flights::{Stall, StallNews};
 use super::measure::{line, resident_bytes, step_sample};
 use super::progress::{Progress, Rates, Snapshot, Step, Wait};
 use super::{Job, lock};
 use crate::db::runs::{Sample, StepSample};
 use crate::error::Error;
 use crate::model::Terminator;
+use crate::printable;
 use crate::row::Finished;
 
 /// Outcomes in one transaction, at most. A crash loses at most these and what is in flight.
@@ -103,6 +105,10 @@ fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
     }
     let committed = job.progress.timed(Step::Commit, || lock(job.db).commit_batch(batch, job.in_force))?;
     let progress = job.progress;
+    progress.flights.end(batch);
+    if Progress::get(&progress.ended) == 0 {
+        log::info!("the first outcomes are stored");
+    }
     Progress::add(&progress.done, committed.done);
     Progress::add(&progress.failed, committed.failed);
     Progress::add(&progress.detected, committed.detected);
@@ -123,6 +129,7 @@ struct Pulse {
     before: Snapshot,
     rates: Rates,
     warned_of_wal: bool,
+    stall: Stall,
 }
 
 impl Pulse {
@@ -130,11 +137,27 @@ impl Pulse {
         let now = Instant::now();
         let before = job.progress.snapshot(job.config.threads);
         let rates = Rates::new(job.progress, job.config.threads);
-        Self { began: now, last: now, before, rates, warned_of_wal: false }
+        Self { began: now, last: now, before, rates, warned_of_wal: false, stall: Stall::new(now) }
+    }
+
+    fn tell_of_a_stall(&mut self, job: &Job<'_>) {
+        let oldest = job.progress.flights.oldest();
+        match (self.stall.look(self.last, Progress::get(&job.progress.ended), oldest.is_some()), oldest) {
+            (Some(StallNews::Still(still)), Some((flight, images))) => log::warn!(
+                "stalled: no image has ended for {} s; the oldest of {images} in flight is in {} since {} s: {}",
+                still.as_secs(),
+                flight.step.word(),
+                flight.since.elapsed().as_secs(),
+                printable::path(&flight.path)
+            ),
+            (Some(StallNews::Over), _) => log::warn!("no longer stalled: images end again"),
+            _ => {}
+        }
     }
 
     fn beat(&mut self, job: &Job<'_>, budget: &Budget) -> Result<(), Error> {
         self.last = Instant::now();
+        self.tell_of_a_stall(job);
         let rate = self.rates.sample(job.progress);
         let now = job.progress.snapshot(job.config.threads);
         let sample = Sample {

@@ -58,6 +58,7 @@ pub(super) fn run(job: &Job<'_>, shapes: &Shapes, located: &Receiver<Located>, e
 /// Takes one image to the embedder, or to its end.
 fn work(job: &Job<'_>, shapes: &Shapes, located: Located, exits: &Exits) -> Result<(), Error> {
     let Located { image, found } = located;
+    job.progress.flights.at(Step::Crop, [image.claim.id]);
     let cores = job.cores.one();
     let selected = job.progress.timed(Step::Crop, || select(job, &image, found));
     let (raw, mut regions) = selected?;

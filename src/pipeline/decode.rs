@@ -67,6 +67,7 @@ pub(super) fn run(
                     // Not begun yet where a stop was asked for: it is given back.
                     if !job.stop.is_asked() && !decoding.has_nothing_to_do(&claim) {
                         ahead += 1;
+                        job.progress.flights.begin(claim.id, &claim.path);
                         let probed_tx = probed_tx.clone();
                         scope.spawn(move |_| {
                             let _abort = AbortOnPanic(job.stop);

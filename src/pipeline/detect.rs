@@ -46,6 +46,7 @@ pub(super) fn run(
             continue;
         }
         let size = batch[0].size;
+        job.progress.flights.at(Step::Detect, batch.iter().map(|d| d.image.claim.id));
         count_padding(job.progress, &batch);
         let asked: Vec<Asked<'_>> =
             batch.iter().map(|d| Asked { prompt: d.image.claim.prompt.as_deref(), valid: d.placed.valid }).collect();

@@ -14,6 +14,7 @@ mod decode;
 mod detect;
 mod embed;
 pub mod failures;
+pub mod flights;
 pub mod learn;
 pub mod measure;
 mod message;

@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, RecvError, Sender, TryRecvError, TrySendError}
 use super::Summary;
 use super::breaker::Places;
 use super::failures::{Failures, TooMany};
+use super::flights::Flights;
 use super::learn::Learnt;
 use super::stopwatch::Stopwatch;
 use crate::config::MaxFailures;
@@ -116,6 +117,8 @@ pub struct Progress {
     failures: Mutex<Failures>,
     /// Where files were read.
     pub places: Places,
+    /// Rows in flight.
+    pub flights: Flights,
 }
 
 impl Progress {

@@ -22,3 +22,4 @@ mod provenance;
 mod scaled;
 mod select;
 mod stopping;
+mod truth;

@@ -11,6 +11,7 @@ use croprow::config::{
     Stale, Vram,
 };
 use croprow::db::Db;
+use croprow::db::books::Deeds;
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::runs::NewRun;
 use croprow::error::Error;
@@ -297,6 +298,7 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
     let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads).build().unwrap();
     let cores = Cores::new(config.threads, true, setup.cores);
     let learning = learning(&db, &wanted);
+    let books = db.open_books()?;
     let (db, progress, instruments) = (Mutex::new(db), Progress::default(), Instruments::default());
     let job = Job {
         config: &config,
@@ -320,6 +322,12 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
     };
     let mut db = db.into_inner().unwrap();
     let how = if result.is_ok() { "complete" } else { "error" };
+    if result.is_ok() {
+        let (claimed, ended) = (Progress::get(&progress.claimed), Progress::get(&progress.ended));
+        let Summary { done, failed, released, .. } = progress.summary();
+        let deeds = Deeds { run, in_force, stale: setup.stale, claimed, ended, released, done, failed };
+        assert_eq!(db.audit(&books, &deeds)?, Vec::<String>::new(), "the books of every run balance");
+    }
     db.end_run(run, how, 0, Progress::get(&progress.done), Progress::get(&progress.failed), None)?;
     result
 }
