@@ -124,6 +124,11 @@ impl Db {
         Ok(())
     }
 
+    /// True where this process works on some of the images only.
+    pub fn is_restricted(&self) -> bool {
+        self.scope.is_some()
+    }
+
     /// Bytes of the write-ahead log beside the database; 0 where there is none.
     pub fn wal_bytes(&self) -> u64 {
         let mut name = self.path.clone().into_os_string();

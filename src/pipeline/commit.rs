@@ -13,11 +13,13 @@ use super::flights::{Stall, StallNews};
 use super::measure::{line, resident_bytes, step_sample};
 use super::progress::{Progress, Rates, Snapshot, Step, Wait};
 use super::{Job, lock};
+use crate::db::Db;
+use crate::db::due::images_where;
 use crate::db::runs::{Sample, StepSample};
 use crate::error::Error;
 use crate::model::Terminator;
 use crate::printable;
-use crate::row::Finished;
+use crate::row::{Finished, State};
 
 /// Outcomes in one transaction, at most. A crash loses at most these and what is in flight.
 const COMMIT_ROWS: usize = 256;
@@ -123,6 +125,18 @@ fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
     too_many.map_or(Ok(()), |TooMany { error, .. }| Err(error))
 }
 
+/// Images that wait or are in flight; 0 where the run is for some of them only.
+fn left(job: &Job<'_>, db: &Db) -> Result<u64, Error> {
+    if job.config.limit.is_some() || db.is_restricted() {
+        return Ok(0);
+    }
+    let is_left = |state: Option<State>| matches!(state, Some(State::Pending | State::Running));
+    Ok(images_where(&db.tally()?, |standing| {
+        let settled = standing.settled(job.in_force, job.stale);
+        is_left(settled.detect) || is_left(settled.embed)
+    }))
+}
+
 struct Pulse {
     began: Instant,
     last: Instant,
@@ -178,6 +192,7 @@ impl Pulse {
         let mut db = lock(job.db);
         db.heartbeat(job.run, &sample, &steps)?;
         job.learnt.keep(&mut db, &job.progress.take_learnt())?;
+        job.progress.left.store(left(job, &db)?, Ordering::Relaxed);
         let wal_bytes = db.wal_bytes();
         drop(db);
         if wal_bytes > WAL_WARN_BYTES && !self.warned_of_wal {

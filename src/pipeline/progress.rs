@@ -84,6 +84,9 @@ struct Clock {
 /// Counters since the start of the run.
 #[derive(Debug, Default)]
 pub struct Progress {
+    /// Images that wait or are in flight, as the database counts them once a second; rows may be added while a run works.
+    /// 0 where that says nothing: before the first count, and where the run is restricted.
+    pub left: AtomicU64,
     /// Images that this run claimed.
     pub claimed: AtomicU64,
     /// Claims that have an outcome.
@@ -189,6 +192,15 @@ impl Progress {
             failed: Self::get(&self.failed),
             dropped: Self::get(&self.dropped),
             released: Self::get(&self.released),
+        }
+    }
+
+    /// All images of the run, those that ended among them; `at_start` is what waited then.
+    pub fn total(&self, at_start: u64) -> u64 {
+        let ended = Self::get(&self.ended);
+        match Self::get(&self.left) {
+            0 => at_start.max(ended),
+            left => ended + left,
         }
     }
 
@@ -381,6 +393,30 @@ impl Rates {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_total_follows_what_the_database_counts() {
+        let progress = Progress::default();
+        assert_eq!(progress.total(10), 10);
+        Progress::add(&progress.ended, 4);
+        progress.left.store(9, Ordering::Relaxed);
+        assert_eq!(progress.total(10), 13, "three were added");
+        progress.left.store(0, Ordering::Relaxed);
+        Progress::add(&progress.ended, 9);
+        assert_eq!(progress.total(10), 13);
+    }
+
+    #[test]
+    fn rates_are_of_this_runs_own_work_and_always_numbers() {
+        let progress = Progress::default();
+        Progress::add(&progress.ended, 1_000);
+        let mut rates = Rates::new(&progress, 1);
+        let none = rates.sample(&progress);
+        assert_eq!((none.ended_per_s, none.detect_per_s, none.embed_per_s), (0.0, 0.0, 0.0), "done before the window");
+        Progress::add(&progress.ended, 1);
+        let one = rates.sample(&progress);
+        assert!(one.ended_per_s > 0.0 && one.ended_per_s <= 1_000.0, "no time went by: {}", one.ended_per_s);
+    }
 
     #[test]
     fn waiting_for_a_full_queue_and_for_an_empty_one_are_told_apart() {

@@ -39,6 +39,8 @@ pub struct Behaviour {
     pub largest_batch: Option<usize>,
     /// Every call fails.
     pub broken: bool,
+    /// Every call panics.
+    pub panics: bool,
     /// Every call says that the device is gone.
     pub lost: bool,
     /// The same for the embedder only.
@@ -67,6 +69,7 @@ struct FakeEmbedder(ImageInput, Behaviour);
 impl Behaviour {
     fn check(&self, batch: &Array4<f32>) -> Result<(), ModelError> {
         std::thread::sleep(self.call);
+        assert!(!self.panics, "as planned");
         if self.lost {
             return Err(ModelError::DeviceLost("CUDA error 719: unspecified launch failure".into()));
         }
