@@ -111,6 +111,7 @@ fn finished(claim: &Claim) -> Finished {
         stage: claim.stage,
         facts: Some(facts),
         stamp: Some(stamp),
+        lost: None,
         outcome: Outcome::Done { raw: None, regions: vec![region], embed: Some(Ok(())) },
     }
 }

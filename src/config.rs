@@ -1,6 +1,7 @@
 //! Validated settings of a run, one part per stage. Nothing here is an `Option` that means "default":
 //! `None` always means "not used".
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,10 @@ pub const STOP_GRACE: Duration = Duration::from_secs(8);
 /// After the first signal the process is gone within this time, whatever still hangs.
 pub const STOP_LIMIT: Duration = Duration::from_millis(9_500);
 
+/// A run in which no image ended for so long is told to stand still, once for each. Shorter times would be false alarms: a
+/// batch on a slow processor takes half a minute.
+pub const STALLED_AFTER: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(300)];
+
 /// Everything `pipeline::run` needs to know.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
@@ -34,6 +39,8 @@ pub struct RunConfig {
     pub crops: Option<PathBuf>,
     /// Stop after that many images.
     pub limit: Option<u64>,
+    /// Stop when more fail. `None`: any number may.
+    pub max_failures: Option<MaxFailures>,
     /// Busy compute threads.
     pub threads: usize,
     /// Images in one call of a session, where the graph does not fix it.
@@ -46,6 +53,25 @@ pub struct RunConfig {
     pub staged: bool,
     /// Measurements of the run as JSON lines, where they are wanted.
     pub metrics: Option<PathBuf>,
+}
+
+/// `--max-failures`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MaxFailures {
+    /// So many rows of this run may fail.
+    Rows(u64),
+    /// So many in a hundred of the latest outcomes, 0 to 100.
+    Percent(f32),
+}
+
+impl fmt::Display for MaxFailures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rows(rows) => rows.fmt(f),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
 }
 
 /// `--batch`.

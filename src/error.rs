@@ -71,6 +71,21 @@ pub enum Error {
         /// What became of it.
         reason: &'static str,
     },
+    /// More rows failed than `--max-failures` allows.
+    #[error("{0}")]
+    TooManyFailures(String),
+    /// A folder with files of many rows is gone. No row was marked for it.
+    #[error("{folder} cannot be read {how}: is its disk or network folder gone? no image was marked as failed for it",
+            folder = printable::path(folder), how = if *was_read { "any more" } else { "at all" })]
+    PlaceGone {
+        /// The uppermost folder that is gone.
+        folder: PathBuf,
+        /// Files in it were read before, in the same run.
+        was_read: bool,
+    },
+    /// What the database counts is not what the run did.
+    #[error("the books do not balance: {0}")]
+    Books(String),
     /// The host took something away: threads, descriptors.
     #[error("{0}")]
     System(String),
@@ -101,6 +116,9 @@ impl Error {
             | Self::Replaced { .. }
             | Self::Model(_)
             | Self::System(_)
+            | Self::TooManyFailures(_)
+            | Self::PlaceGone { .. }
+            | Self::Books(_)
             | Self::Panicked { .. } => 3,
             Self::OutOfMemory(_) | Self::DeviceLost(_) | Self::LeaseLost => 75,
         }
@@ -127,6 +145,17 @@ impl Error {
             ),
             Self::Model(_) => Some(
                 "finished rows are kept; try --batch 1 or --device cpu, and check the model with its authors' example",
+            ),
+            Self::TooManyFailures(_) => Some(
+                "what failed stays failed (the view failures lists it), the rest is pending: mend the cause, then croprow retry DB and \
+                 the same command again; --max-failures none lets any number fail",
+            ),
+            Self::PlaceGone { .. } => Some(
+                "bring it back and start the same command again, its rows are pending; where its files are gone for good, make an \
+                 empty folder of that name, and they fail as missing",
+            ),
+            Self::Books(_) => Some(
+                "what is stored was stored whole; `croprow verify DB` counts again, names what is wrong and mends the counters",
             ),
             Self::Usage(_)
             | Self::StartUp(_)

@@ -209,8 +209,19 @@ pub struct Finished {
     pub facts: Option<ImageFacts>,
     /// The file as it was, also where decoding failed.
     pub stamp: Option<FileStamp>,
+    /// Where the file could not be read, why that may not be its own fault.
+    pub lost: Option<Lost>,
     /// How it ended.
     pub outcome: Outcome,
+}
+
+/// Why a file that cannot be read may not be to blame. Holds the uppermost folder that is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// Files that were read before, in the same run and the same place, cannot be read any more either.
+    Place(PathBuf),
+    /// No file was read yet, and the folder of this one is not there.
+    Folder(PathBuf),
 }
 
 /// How the work on a row ended.
@@ -229,6 +240,16 @@ pub enum Outcome {
     Failed(RowError),
     /// The file is not the one whose regions are stored: the row begins anew.
     FileChanged,
+}
+
+impl Outcome {
+    /// The error of the stage that failed.
+    pub fn error(&self) -> Option<&RowError> {
+        match self {
+            Self::Failed(error) | Self::Done { embed: Some(Err(error)), .. } => Some(error),
+            Self::Done { .. } | Self::FileChanged => None,
+        }
+    }
 }
 
 /// Why a row failed. It goes into the row and the run goes on.

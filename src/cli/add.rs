@@ -103,6 +103,7 @@ impl AddArgs {
         let is_new = !path.exists();
         let mut db = Db::open_or_create_with(&path, opening())?;
         let mut report = AddReport::default();
+        log::info!("reading the sources");
         let (result, added) = db.add(|sink| {
             report = read(&request, sink)?;
             Ok(())

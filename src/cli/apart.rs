@@ -35,7 +35,7 @@ pub(super) fn claims() -> Claims {
 /// Those of [`apart::clear`].
 pub(super) fn clear(db: &mut Db) -> Result<Option<u8>, Error> {
     let result = apart::clear(db, &mut start, &say);
-    signals::pass_on_to(None)?;
+    signals::pass_on_to(None);
     result
 }
 
@@ -46,6 +46,6 @@ fn start(claims: Claims) -> io::Result<Child> {
     command.args(std::env::args_os().skip(1)).env(APART, word);
     // A group of its own: a terminal's signals reach it through its parent only, each once.
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn()?;
-    signals::pass_on_to(Some(child.id())).map_err(io::Error::other)?;
+    signals::pass_on_to(Some(child.id()));
     Ok(child)
 }

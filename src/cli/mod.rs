@@ -3,7 +3,9 @@
 mod add;
 mod apart;
 mod doctor;
+mod ending;
 mod memory;
+mod open_files;
 mod parse;
 mod plan;
 mod recipes;
@@ -19,6 +21,7 @@ mod signals;
 mod status;
 mod talk;
 mod ticker;
+mod until;
 mod verify;
 
 use std::path::Path;
@@ -110,9 +113,10 @@ pub(crate) fn main() -> u8 {
     ALLOW_NETWORK.store(cli.allow_network_filesystem, Ordering::Relaxed);
     outlive_file_size_limits();
     let database = cli.verb.database().map(ToOwned::to_owned);
+    open_files::raise_limit();
     let result = match cli.verb {
-        Verb::Add(args) => args.run(),
-        Verb::Run(args) => run::run(args, cli.quiet),
+        Verb::Add(args) => signals::listen().and_then(|()| args.run()),
+        Verb::Run(args) => signals::listen().and_then(|()| run::run(args, cli.quiet)),
         Verb::Status(args) => status::run(&args),
         Verb::Retry(args) => retry::run(&args),
         Verb::Select(args) => select::run(&args),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use croprow::config::{Device, Vram};
+use croprow::config::{Device, MaxFailures, Vram};
 use croprow::recipe::Keep;
 
 /// A path, or the word `none`. Not an `Option`: clap takes that for a flag that may be left out.
@@ -145,6 +145,26 @@ pub(crate) fn condition_or_none(text: &str) -> Result<TextOrNone, String> {
     }
 }
 
+/// `--max-failures`, or the word `none`. Not an `Option`: clap takes that for a flag that may be left out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MaxFailuresOrNone(pub(crate) Option<MaxFailures>);
+
+/// `100`, `5%`, `none`.
+pub(crate) fn max_failures_or_none(text: &str) -> Result<MaxFailuresOrNone, String> {
+    let most = match (text, text.strip_suffix('%')) {
+        ("none", _) => None,
+        (_, Some(number)) => match number.trim().parse::<f32>() {
+            Ok(percent) if (0.0..100.0).contains(&percent) => Some(MaxFailures::Percent(percent)),
+            _ => return Err("write a share from 0% to less than 100%".into()),
+        },
+        (_, None) => match text.replace('_', "").parse() {
+            Ok(rows) => Some(MaxFailures::Rows(rows)),
+            Err(_) => return Err("write a number of rows as 100, a share as 5%, or none".into()),
+        },
+    };
+    Ok(MaxFailuresOrNone(most))
+}
+
 /// A count of at least 1.
 pub(crate) fn count(text: &str) -> Result<u64, String> {
     match text.replace('_', "").parse::<u64>() {
@@ -174,6 +194,16 @@ mod tests {
         assert_eq!(vram("80%"), Ok(Vram::Share(0.8)));
         assert_eq!(vram("6GiB"), Ok(Vram::Bytes(6 << 30)));
         assert!(["0%", "101%", "-5%", "x%", "NaN%", ""].iter().all(|text| vram(text).is_err()));
+    }
+
+    #[test]
+    fn failures_that_are_allowed_are_a_number_a_share_or_none() {
+        let most = |text| max_failures_or_none(text).map(|most| most.0);
+        assert_eq!(most("100"), Ok(Some(MaxFailures::Rows(100))));
+        assert_eq!(most("0"), Ok(Some(MaxFailures::Rows(0))), "the first failure ends the run");
+        assert_eq!(most("2.5%"), Ok(Some(MaxFailures::Percent(2.5))));
+        assert_eq!(most("none"), Ok(None));
+        assert!(["", "%", "100%", "-1", "-1%", "NaN%", "many"].iter().all(|text| most(text).is_err()));
     }
 
     #[test]

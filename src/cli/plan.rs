@@ -10,11 +10,13 @@ use croprow::model::placing::Placing;
 use croprow::model::{self, Models};
 use croprow::printable;
 use croprow::row::State;
+use jiff::ZonedDateTime;
 
+use super::ending::exit_code_of;
 use super::recipes::Recipes;
-use super::run::exit_code_of;
 use super::run_args::RunArgs;
 use super::settings::Settings;
+use super::until;
 
 /// Everything decided before a model is loaded.
 pub(super) struct Plan {
@@ -161,7 +163,8 @@ fn choose_stale(
     }
 }
 
-pub(super) fn describe_start(plan: &Plan, placing: &Placing, staged: bool) -> String {
+pub(super) fn describe_start(plan: &Plan, placing: &Placing, staged: bool, until: Option<&ZonedDateTime>) -> String {
+    let until = until.map_or_else(String::new, |moment| format!(", until {}", until::words(moment)));
     let stages = match (plan.to_detect > 0, &plan.config.embed) {
         (true, Some(_)) if staged => "detect, then embed",
         (true, Some(_)) => "detect and embed",
@@ -173,7 +176,7 @@ pub(super) fn describe_start(plan: &Plan, placing: &Placing, staged: bool) -> St
         Batch::Fixed(images) => format!("batches of {images}"),
     };
     format!(
-        "{stages} {}{} on {} with {}, {batches}, {} MiB for images in flight",
+        "{stages} {}{} on {} with {}, {batches}, {} MiB for images in flight{until}",
         counted(plan.waiting, "image"),
         plan.scope(),
         placing.device.word,

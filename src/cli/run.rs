@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use croprow::config::RunConfig;
 use croprow::db::Db;
 use croprow::db::claim::RunId;
-use croprow::db::due::{InForce, Standing, Tally};
+use croprow::db::due::InForce;
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::runs::NewRun;
 use croprow::db::suspects::Claims;
@@ -25,24 +25,27 @@ use croprow::pipeline::stop::Stop;
 use croprow::pipeline::{self, Job, Summary};
 use croprow::printable;
 use croprow::recipe::Decode;
-use croprow::row::{Stage, State};
+use croprow::row::Stage;
+use jiff::ZonedDateTime;
 use serde_json::{Value, json};
 
+use super::ending::{Ending, exit_code_of};
 use super::plan::{Plan, check_prompts, describe_start};
 use super::rescue::rescue;
 use super::run_args::RunArgs;
 use super::settings::Settings;
-use super::status::duration;
+use super::signals::Running;
 use super::ticker::Ticker;
-use super::{apart, hush, memory, opening, print_json, room, say, select, self_tests, signals};
+use super::{apart, hush, memory, opening, print_json, room, say, select, self_tests, signals, until};
 
 /// Suspects first, in processes of their own; then everything else. A worker that dies meanwhile leaves others.
 pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     let claims = apart::claims();
     if claims != Claims::Ordinary {
         hush();
-        return work(&RunArgs { limit: None, json: false, metrics: None, ..args }, true, claims);
+        return work(&RunArgs { limit: None, json: false, metrics: None, ..args }, true, claims, None);
     }
+    let until = args.until.map(|until| until.after(&ZonedDateTime::now())).transpose()?;
     loop {
         let mut db = Db::open_with(&args.db, opening())?;
         restrict(&args, &mut db)?;
@@ -55,15 +58,15 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
             }
         }
         drop(db);
-        let code = work(&args, quiet, claims)?;
-        let is_complete = matches!(code, 0 | 2) && args.limit.is_none();
+        let code = work(&args, quiet, claims, until.as_ref())?;
+        let is_complete = matches!(code, 0 | 2) && args.limit.is_none() && until.is_none();
         if !is_complete || Db::open_with(&args.db, opening())?.suspects()?.is_empty() {
             return Ok(code);
         }
     }
 }
 
-fn work(args: &RunArgs, quiet: bool, claims: Claims) -> Result<u8, Error> {
+fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTime>) -> Result<u8, Error> {
     let mut db = Db::open_with(&args.db, opening())?;
     restrict(args, &mut db)?;
     db.claim_only(claims);
@@ -91,7 +94,7 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims) -> Result<u8, Error> {
     let staged = must_be_staged(&mut plan, &placing);
     let mut loader = Loader { plan: &plan, placing: &placing, runtime: &runtime };
     let loaded = if staged { None } else { Some(loader.load(&mut db, &ALL_MODELS)?) };
-    say(&describe_start(&plan, &placing, staged));
+    say(&describe_start(&plan, &placing, staged, until));
     let (run_id, in_force) = db.begin_run(&NewRun {
         device: &placing.device.word,
         device_note: placing.device.note.as_deref(),
@@ -100,17 +103,34 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims) -> Result<u8, Error> {
         detect: plan.recipes.detect(),
         embed: plan.recipes.embed(),
     })?;
+    let books = db.open_books()?;
     let learnt = Learning::read(&db, loader.owners())?;
     let db = Arc::new(Mutex::new(db));
     let stop = Arc::new(Stop::default());
-    signals::listen(&stop, &db, run_id)?;
     let measured = Measured::begin(&plan.config, &placing)?;
+    let (held, asked, progress) = (Arc::clone(&db), Arc::clone(&stop), Arc::clone(&measured.progress));
+    signals::hand_to(Running { stop: asked, db: held, run: run_id, progress })?;
+    if let Some(until) = until {
+        until::watch(&stop, until)?;
+    }
     let (db, stop) = (&db, &stop);
     let work = Work { run: run_id, in_force, db, stop, measured: &measured, learnt: &learnt, quiet, claims };
     let result = work.until_done(&mut loader, loaded);
+    signals::hand_back();
     let mut db = db.lock().unwrap_or_else(PoisonError::into_inner);
     let summary = measured.end(&plan.config, &placing);
-    end(&mut db, run_id, result, &measured, summary, stop, args.json)
+    let ending = Ending {
+        run: run_id,
+        progress: &measured.progress,
+        instruments: &measured.instruments,
+        stop,
+        until: until.map(until::words),
+        json: args.json,
+        in_force,
+        stale: plan.stale,
+        books,
+    };
+    ending.end(&mut db, result, summary)
 }
 
 /// Looks at the condition before anything is changed.
@@ -149,6 +169,7 @@ struct Loader<'a> {
 
 impl Loader<'_> {
     fn load(&mut self, db: &mut Db, kinds: &[ModelKind]) -> Result<Models, Error> {
+        log::info!("loading models");
         let mut models = self.placing.load(&self.plan.config, self.runtime, kinds)?;
         models.notes.iter().for_each(|note| say(note));
         check_prompts(self.plan, &models, db)?;
@@ -271,66 +292,6 @@ impl Measured {
     }
 }
 
-/// Closes the run's row, says how it went, and finds the exit code.
-fn end(
-    db: &mut Db,
-    run: RunId,
-    result: Result<Summary, Error>,
-    measured: &Measured,
-    mut told: Value,
-    stop: &Stop,
-    json: bool,
-) -> Result<u8, Error> {
-    let progress = &measured.progress;
-    let (done, failed) = (Progress::get(&progress.done), Progress::get(&progress.failed));
-    let (how, code, summary) = match &result {
-        Err(error) => ("error", error.exit_code(), Summary { done, failed, ..Summary::default() }),
-        Ok(summary) => match stop.signal() {
-            0 => ("complete", exit_code_of(&db.tally_in_scope()?), *summary),
-            signal => ("stopped", signals::exit_code(signal), *summary),
-        },
-    };
-    for (key, value) in
-        [("done", done), ("failed", failed), ("dropped", summary.dropped), ("released", summary.released)]
-    {
-        told[key] = value.into();
-    }
-    (told["ended"], told["exit_code"]) = (how.into(), code.into());
-    measured.instruments.write(&json!({ "summary": told }));
-    let stored = db.end_run(run, how, code, done, failed, Some(&told.to_string()));
-    if result.is_ok() {
-        // An error of the run is the one to tell, whatever the database says now.
-        stored?;
-        db.checkpoint();
-        say_how_it_went(how, code, &summary, &told);
-    }
-    if json {
-        print_json(&told)?;
-    }
-    result.map(|_| code)
-}
-
-fn say_how_it_went(how: &str, code: u8, summary: &Summary, told: &Value) {
-    let Summary { done, failed, dropped, released } = *summary;
-    let seconds = told["seconds"].as_f64().unwrap_or(0.0);
-    let per_s = (done + failed) as f64 / seconds.max(1e-3);
-    say(&format!("{how}: {done} done, {failed} failed in {} ({per_s:.1} images/s)", duration(seconds)));
-    if let (Some(limit), true) = (told["limit"].as_str(), done + failed > 0) {
-        say(limit);
-    }
-    if dropped > 0 {
-        say(&format!("{dropped} results were dropped: their rows were changed or taken by another worker meanwhile"));
-    }
-    if released > 0 {
-        say(&format!("{released} rows in flight are pending again"));
-    }
-    if code == 2 {
-        say(
-            "failed rows remain: croprow status DB counts them, the view failures lists them, croprow retry DB brings them back",
-        );
-    }
-}
-
 fn finish_idle(db: &Db, plan: &Plan, json: bool) -> Result<u8, Error> {
     let code = exit_code_of(&db.tally_in_scope()?);
     let images: u64 = db.tally()?.iter().map(|(_, n)| n).sum();
@@ -347,10 +308,4 @@ fn finish_idle(db: &Db, plan: &Plan, json: bool) -> Result<u8, Error> {
         print_json(&told)?;
     }
     Ok(code)
-}
-
-/// 2 while any row that the run is about is failed or quarantined.
-pub(super) fn exit_code_of(tally: &Tally) -> u8 {
-    let bad = |s: &Standing| [s.detect, s.embed].iter().any(|s| matches!(s, Some(State::Failed | State::Quarantined)));
-    if tally.iter().any(|(standing, _)| bad(standing)) { 2 } else { 0 }
 }

@@ -6,7 +6,8 @@ use clap::{Args, ValueEnum};
 use croprow::config::{CudnnSearch, Device, Precision, Stale, Synchronous, Vram};
 use croprow::recipe::{CropFit, Decode, Keep, Labels, Nms, OnEmpty, Truncated};
 
-use super::parse::{self, OrAuto, PathOrNone, StepOrNone, TextOrNone};
+use super::parse::{self, MaxFailuresOrNone, OrAuto, PathOrNone, StepOrNone, TextOrNone};
+use super::until::{self, Until};
 
 /// Work until nothing is pending.
 #[derive(Args)]
@@ -15,6 +16,7 @@ use super::parse::{self, OrAuto, PathOrNone, StepOrNone, TextOrNone};
 Examples:
   croprow run photos.db --detector yolo11n.onnx --embedder dinov2-small/
   croprow run photos.db                                    go on where it was
+  croprow run photos.db --until 07:00                      stop in the morning
   croprow run photos.db --box-threshold 0.5 --stale redo   other settings, finished rows again
   croprow run photos.db --where \"tag = 'holiday'\"        these images only
   croprow run photos.db --embedder none --crops crops/     detect only, write the crops as JPEG")]
@@ -111,9 +113,15 @@ pub(crate) struct RunArgs {
     /// they are
     #[arg(long = "where", value_name = "SQL|none", value_parser = parse::condition_or_none)]
     pub(crate) condition: Option<TextOrNone>,
+    /// Stop when more rows fail in this run, as 100, or more in a hundred of the last 1,000, as 5% [default: none]
+    #[arg(long, value_name = "N|P%|none", value_parser = parse::max_failures_or_none)]
+    pub(crate) max_failures: Option<MaxFailuresOrNone>,
     /// Stop after that many images; not remembered
     #[arg(long, value_parser = parse::count)]
     pub(crate) limit: Option<u64>,
+    /// Stop at that time, as 07:00 (the next one) or 2026-12-01T07:00, in local time; not remembered
+    #[arg(long, value_name = "TIME", value_parser = until::parse)]
+    pub(crate) until: Option<Until>,
     /// Print the summary as one JSON object; not remembered
     #[arg(long)]
     pub(crate) json: bool,

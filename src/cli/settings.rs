@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use croprow::config::{
-    Batch, CudnnSearch, DecodeConfig, DetectConfig, Device, EmbedConfig, GpuConfig, MAX_PIXELS_DEFAULT, Precision,
-    RunConfig, Stale, Synchronous, Vram,
+    Batch, CudnnSearch, DecodeConfig, DetectConfig, Device, EmbedConfig, GpuConfig, MAX_PIXELS_DEFAULT, MaxFailures,
+    Precision, RunConfig, Stale, Synchronous, Vram,
 };
 use croprow::error::Error;
 use croprow::model::{device, files, library};
@@ -81,6 +81,7 @@ pub(crate) struct Settings {
     pub(crate) shape_step_px: Option<u32>,
     pub(crate) gpu: GpuConfig,
     pub(crate) staged: bool,
+    pub(crate) max_failures: Option<MaxFailures>,
     /// `None`: as many as this machine has cores.
     pub(crate) threads: Option<usize>,
     /// `None`: half of what is free at the start.
@@ -122,6 +123,7 @@ impl Default for Settings {
             shape_step_px: None,
             gpu: GpuConfig { vram: VRAM, cudnn_search: CudnnSearch::Heuristic, cudnn_max_workspace: false },
             staged: false,
+            max_failures: None,
             threads: None,
             memory_bytes: None,
             synchronous: Synchronous::Normal,
@@ -169,6 +171,7 @@ impl Settings {
                 cudnn_max_workspace: args.cudnn_workspace.map_or(self.gpu.cudnn_max_workspace, Into::into),
             },
             staged: args.staged.map_or(self.staged, Into::into),
+            max_failures: args.max_failures.map_or(self.max_failures, |most| most.0),
             threads: args.threads.map_or(self.threads, |n| n.0.map(|n| n as usize)),
             memory_bytes: args.memory.map_or(self.memory_bytes, |size| size.0),
             synchronous: args.synchronous.map_or(self.synchronous, Into::into),
@@ -258,6 +261,7 @@ impl Settings {
             crops: self.crops.clone(),
             root: self.root.as_deref().map(real_folder).transpose()?,
             limit,
+            max_failures: self.max_failures,
             threads,
             batch: self.batch_size,
             memory_bytes: self.memory_bytes.or_else(half_of_free).unwrap_or(MEMORY_FALLBACK_BYTES),
@@ -308,15 +312,15 @@ mod tests {
     fn a_restart_without_flags_has_the_settings_of_the_last_run() {
         let line = "run x.db --detector /m/a.onnx --embedder /m/b --device cpu --box-threshold 0.5 --keep 3 --on-empty whole \
                     --truncated use --max-pixels 1000 --crop-fit pad --normalize yes --crops /c --root /r --where tag='x' --shape-step 64 --batch 2 --threads 1 --memory 1GiB --vram 6GiB --decode exact --staged \
-                    --cudnn-search exhaustive --cudnn-workspace max --synchronous full";
+                    --cudnn-search exhaustive --cudnn-workspace max --synchronous full --max-failures 2.5%";
         let first = Settings::default().overridden_by(&args(line));
         let json = serde_json::to_string(&first).unwrap();
         let second = Settings::remembered(Some(&json)).unwrap().overridden_by(&args("run x.db"));
         assert_eq!(second, first);
         let third = second
-            .overridden_by(&args("run x.db --detector none --crop-fit model --crops none --root none --where none --batch auto --staged auto --shape-step none"));
+            .overridden_by(&args("run x.db --detector none --crop-fit model --crops none --root none --where none --batch auto --staged auto --shape-step none --max-failures none"));
         assert_eq!((third.detector, third.crop_fit, third.crops), (None, None, None));
-        assert_eq!((third.root, third.condition), (None, None));
+        assert_eq!((third.root, third.condition, third.max_failures), (None, None, None));
         assert_eq!((first.shape_step_px, third.shape_step_px), (Some(64), None));
         assert_eq!((third.batch_size, third.staged), (Batch::Auto, false));
     }

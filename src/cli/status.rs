@@ -83,6 +83,10 @@ fn describe(status: &Status, alive: bool) -> String {
             let _ = writeln!(text, "{}", describe_run(run, alive));
         }
     }
+    if let Some(still) = status.stalled_s.filter(|_| alive) {
+        let _ =
+            writeln!(text, "stalled: no image has ended for {}; the run itself says at which file", duration(still));
+    }
     if let Some(slowest) = status.stages.iter().find_map(|s| s.slowest.as_deref()).filter(|_| alive) {
         let _ = writeln!(text, "busiest stage: {slowest}");
     }

@@ -60,7 +60,7 @@ fn draw_bar(progress: &Progress, images: u64, threads: usize, over: &AtomicBool)
     while !over.load(Ordering::Relaxed) {
         std::thread::sleep(LOOK);
         let ended = Progress::get(&progress.ended);
-        bar.set_length(images.max(ended));
+        bar.set_length(progress.total(images));
         bar.set_position(ended);
         bar.set_message(describe(progress, &mut rates, images));
     }
@@ -75,14 +75,14 @@ fn print_lines(progress: &Progress, images: u64, threads: usize, over: &AtomicBo
         if last.elapsed() >= LINE_EVERY {
             last = Instant::now();
             let ended = Progress::get(&progress.ended);
-            say(&format!("{ended} of {} images, {}", images.max(ended), describe(progress, &mut rates, images)));
+            say(&format!("{ended} of {} images, {}", progress.total(images), describe(progress, &mut rates, images)));
         }
     }
 }
 
 fn describe(progress: &Progress, rates: &mut Rates, images: u64) -> String {
     let rate = rates.sample(progress);
-    let left = images.saturating_sub(Progress::get(&progress.ended)) as f64;
+    let left = progress.total(images).saturating_sub(Progress::get(&progress.ended)) as f64;
     let eta = if rate.ended_per_s > 0.0 { duration(left / rate.ended_per_s) } else { "?".into() };
     let failed = match Progress::get(&progress.failed) {
         0 => String::new(),

@@ -92,6 +92,7 @@ impl Db {
         bulk.finish(&tx, first)?;
         tx.commit()?;
         fault::point("add.stored");
+        log::info!("{} rows are stored or known", now.new + now.changed + now.known);
         *added = now;
         chunk.clear();
         Ok(())

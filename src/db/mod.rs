@@ -3,6 +3,7 @@
 
 pub mod add;
 pub mod batch_sizes;
+pub mod books;
 pub mod claim;
 pub mod commit;
 pub mod due;

@@ -174,6 +174,11 @@ impl Db {
         Ok(self.conn.pragma_update(None, "synchronous", word)?)
     }
 
+    /// True where this process works on some of the images only.
+    pub fn is_restricted(&self) -> bool {
+        self.scope.is_some()
+    }
+
     fn of(conn: Connection, path: &Path) -> Result<Self, Error> {
         let file = FileId::of(path).map_err(|e| open_error(path, e))?;
         Ok(Self {
@@ -348,7 +353,6 @@ fn switch_to_wal(conn: &Connection, path: &Path) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::db::refuse::explained;
     use crate::row::NewRow;
 
     fn add(db: &mut Db, rows: std::ops::Range<u32>) -> Result<(), Error> {

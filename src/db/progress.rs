@@ -4,6 +4,7 @@ use rusqlite::{OptionalExtension, Row};
 use serde::Serialize;
 
 use super::Db;
+use crate::config::STALLED_AFTER;
 use crate::error::Error;
 
 /// Failures that `status` counts by code, at most: counting a million would take a second.
@@ -81,6 +82,8 @@ pub struct Status {
     pub failures: Vec<FailureCount>,
     /// The last run that began.
     pub last_run: Option<RunReport>,
+    /// Seconds in which no image got through a stage, where the last run has not ended and that is long.
+    pub stalled_s: Option<f64>,
 }
 
 impl Db {
@@ -127,7 +130,18 @@ impl Db {
                 },
             )
             .optional()?;
-        Ok(Status { images, stages, failures, last_run })
+        let open = last_run.as_ref().filter(|run: &&RunReport| run.ended_at.is_none());
+        let stalled_s = open.map(|run| self.stalled_s(run.id)).transpose()?.flatten();
+        Ok(Status { images, stages, failures, last_run, stalled_s })
+    }
+
+    /// From the samples: rates are over the last seconds, so it is at least that long.
+    fn stalled_s(&self, run: i64) -> Result<Option<f64>, Error> {
+        let sql = "SELECT max(at) - ifnull(max(iif(detect_per_s > 0 OR embed_per_s > 0, at, NULL)), min(at)) FROM samples
+                   WHERE run_id = ?1 AND EXISTS (SELECT 1 FROM images WHERE detect_state = 'running' AND detect_state <> 'done'
+                       UNION ALL SELECT 1 FROM images WHERE embed_state = 'running' AND embed_state <> 'done')";
+        let still: Option<f64> = self.conn.query_row(sql, [run], |r| r.get(0))?;
+        Ok(still.filter(|still| *still >= STALLED_AFTER[0].as_secs_f64()))
     }
 }
 

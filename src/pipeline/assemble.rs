@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use super::message::{NoCrop, Opened, finished};
+use super::message::{NoCrop, Opened, failed, finished};
 use crate::row::{Finished, ImageId, Outcome};
 
 /// The images that still lack vectors.
@@ -48,7 +48,8 @@ impl Embedding {
         let Opened { claim, facts, raw, regions } = self.image;
         let embed = match self.error {
             None => Ok(()),
-            Some(NoCrop::Refused(error)) => Err(error.at(&claim.path)),
+            Some(NoCrop::Refused(refused)) if refused.lost.is_some() => return failed(&claim, refused),
+            Some(NoCrop::Refused(refused)) => Err(refused.error.at(&claim.path)),
             Some(NoCrop::FileChanged) => return finished(&claim, None, Outcome::FileChanged),
         };
         finished(&claim, facts, Outcome::Done { raw, regions, embed: Some(embed) })

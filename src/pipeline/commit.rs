@@ -7,15 +7,21 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::apart::Word;
+use super::breaker::Breaker;
 use super::budget::Budget;
+use super::failures::TooMany;
+use super::flights::{Stall, StallNews};
 use super::measure::{line, resident_bytes, step_sample};
 use super::progress::{Progress, Rates, Snapshot, Step, Wait};
 use super::{Job, lock};
+use crate::db::Db;
+use crate::db::due::images_where;
 use crate::db::runs::{Sample, StepSample};
 use crate::db::wal::WalWatch;
 use crate::error::Error;
 use crate::model::Terminator;
-use crate::row::Finished;
+use crate::printable;
+use crate::row::{Finished, State};
 
 /// Outcomes in one transaction, at most. A crash loses at most these and what is in flight.
 const COMMIT_ROWS: usize = 256;
@@ -39,7 +45,23 @@ pub(super) fn run(
     terminators: &[Terminator],
     finished: &Receiver<Finished>,
 ) -> Result<(), Error> {
+    let stored = store_all(job, budget, terminators, finished);
+    if stored.is_err() {
+        // Nobody else ends calls that are under way now.
+        job.stop.abort();
+        terminators.iter().for_each(Terminator::terminate);
+    }
+    stored
+}
+
+fn store_all(
+    job: &Job<'_>,
+    budget: &Budget,
+    terminators: &[Terminator],
+    finished: &Receiver<Finished>,
+) -> Result<(), Error> {
     let mut pulse = Pulse::new(job);
+    let mut breaker = Breaker::default();
     let mut batch: Vec<Finished> = Vec::new();
     let mut oldest = Instant::now();
     loop {
@@ -51,13 +73,18 @@ pub(super) fn run(
                 if batch.is_empty() {
                     oldest = Instant::now();
                 }
-                batch.push(outcome);
+                breaker.sift(outcome, &mut batch, job.stop);
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
+                breaker.let_through(&mut batch);
                 store(job, &mut batch)?;
-                return pulse.beat(job, budget);
+                pulse.beat(job, budget)?;
+                return breaker.verdict();
             }
+        }
+        if breaker.held() > 0 && batch.is_empty() && job.progress.is_last(breaker.held()) {
+            breaker.let_through(&mut batch);
         }
         if batch.len() >= COMMIT_ROWS || oldest.elapsed() >= patience {
             store(job, &mut batch)?;
@@ -76,8 +103,16 @@ fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
     if batch.is_empty() {
         return Ok(());
     }
+    let too_many = job.progress.count_failures(batch, job.config.max_failures);
+    if let Some(TooMany { kept, .. }) = &too_many {
+        batch.truncate(*kept);
+    }
     let committed = job.progress.timed(Step::Commit, || lock(job.db).commit_batch(batch, job.in_force))?;
     let progress = job.progress;
+    progress.flights.end(batch);
+    if Progress::get(&progress.ended) == 0 {
+        log::info!("the first outcomes are stored");
+    }
     Progress::add(&progress.done, committed.done);
     Progress::add(&progress.failed, committed.failed);
     Progress::add(&progress.detected, committed.detected);
@@ -90,7 +125,19 @@ fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
         log::info!("{} results dropped: their rows were changed or taken meanwhile", committed.dropped);
     }
     batch.clear();
-    Ok(())
+    too_many.map_or(Ok(()), |TooMany { error, .. }| Err(error))
+}
+
+/// Images that wait or are in flight; 0 where the run is for some of them only.
+fn left(job: &Job<'_>, db: &Db) -> Result<u64, Error> {
+    if job.config.limit.is_some() || db.is_restricted() {
+        return Ok(0);
+    }
+    let is_left = |state: Option<State>| matches!(state, Some(State::Pending | State::Running));
+    Ok(images_where(&db.tally()?, |standing| {
+        let settled = standing.settled(job.in_force, job.stale);
+        is_left(settled.detect) || is_left(settled.embed)
+    }))
 }
 
 struct Pulse {
@@ -100,6 +147,7 @@ struct Pulse {
     rates: Rates,
     wal_watch: WalWatch,
     rescued: Instant,
+    stall: Stall,
 }
 
 impl Pulse {
@@ -107,11 +155,35 @@ impl Pulse {
         let now = Instant::now();
         let before = job.progress.snapshot(job.config.threads);
         let rates = Rates::new(job.progress, job.config.threads);
-        Self { began: now, last: now, before, rates, wal_watch: WalWatch::default(), rescued: now }
+        Self {
+            began: now,
+            last: now,
+            before,
+            rates,
+            wal_watch: WalWatch::default(),
+            rescued: now,
+            stall: Stall::new(now),
+        }
+    }
+
+    fn tell_of_a_stall(&mut self, job: &Job<'_>) {
+        let oldest = job.progress.flights.oldest();
+        match (self.stall.look(self.last, Progress::get(&job.progress.ended), oldest.is_some()), oldest) {
+            (Some(StallNews::Still(still)), Some((flight, images))) => log::warn!(
+                "stalled: no image has ended for {} s; the oldest of {images} in flight is in {} since {} s: {}",
+                still.as_secs(),
+                flight.step.word(),
+                flight.since.elapsed().as_secs(),
+                printable::path(&flight.path)
+            ),
+            (Some(StallNews::Over), _) => log::warn!("no longer stalled: images end again"),
+            _ => {}
+        }
     }
 
     fn beat(&mut self, job: &Job<'_>, budget: &Budget) -> Result<(), Error> {
         self.last = Instant::now();
+        self.tell_of_a_stall(job);
         let rate = self.rates.sample(job.progress);
         let now = job.progress.snapshot(job.config.threads);
         let sample = Sample {
@@ -138,6 +210,7 @@ impl Pulse {
         db.heartbeat(job.run, &sample, &steps)?;
         job.learnt.keep(&mut db, &job.progress.take_learnt())?;
         self.wal_watch.look(&db);
+        job.progress.left.store(left(job, &db)?, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -59,14 +59,15 @@ pub(super) fn run(job: &Job<'_>, shapes: &Shapes, located: &Receiver<Located>, e
 /// Takes one image to the embedder, or to its end.
 fn work(job: &Job<'_>, shapes: &Shapes, located: Located, exits: &Exits) -> Result<(), Error> {
     let Located { image, found } = located;
+    job.progress.flights.at(Step::Crop, [image.claim.id]);
     let cores = job.cores.one();
     let selected = job.progress.timed(Step::Crop, || select(job, &image, found));
     let (raw, mut regions) = selected?;
     if job.config.crops.is_some() {
         match job.progress.timed(Step::Crop, || write_crops(job, &image, &mut regions))? {
             Ok(()) => {}
-            Err(NoCrop::Refused(error)) => {
-                end(job, exits, failed(&image.claim, error));
+            Err(NoCrop::Refused(refused)) => {
+                end(job, exits, failed(&image.claim, refused));
                 return Ok(());
             }
             Err(NoCrop::FileChanged) => {
@@ -181,9 +182,10 @@ fn cut_all(
 /// A second decode, of one part of the image.
 fn again(job: &Job<'_>, probed: &Probed, scale: Scale, region: BoxPx) -> Result<Picture, NoCrop> {
     job.progress.decoded(scale);
-    match decode_region(probed, &job.config.decode, scale, region)? {
-        Redecoded::Picture(picture) => Ok(picture),
-        Redecoded::FileChanged => Err(NoCrop::FileChanged),
+    match decode_region(probed, &job.config.decode, scale, region) {
+        Ok(Redecoded::Picture(picture)) => Ok(picture),
+        Ok(Redecoded::FileChanged) => Err(NoCrop::FileChanged),
+        Err(error) => Err(NoCrop::Refused(job.progress.places.doubt(&probed.path, error))),
     }
 }
 

@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, never, select};
 
 use super::apart::Word;
 use super::budget::{Budget, Reservation};
-use super::message::{Decoded, Image, Located, Origin, failed, finished};
+use super::message::{Decoded, Image, Located, Origin, Refused, failed, finished};
 use super::progress::{Step, Wait};
 use super::scale::by_scale;
 use super::stop::AbortOnPanic;
@@ -19,7 +19,7 @@ use crate::pixels::header::{Probed, probe_below};
 use crate::pixels::tensor;
 use crate::printable;
 use crate::recipe::ImageInput;
-use crate::row::{Claim, Finished, Outcome, Region, RowError, Stage};
+use crate::row::{Claim, Finished, Outcome, Region, Stage};
 
 /// Headers that are looked at ahead, for each thread of the pool: files on a slow disk are then opened side by side.
 const PROBES_PER_THREAD: usize = 2;
@@ -69,21 +69,25 @@ pub(super) fn run(
                     // Not begun yet where a stop was asked for: it is given back.
                     if !job.stop.is_asked() && !decoding.has_nothing_to_do(&claim) {
                         ahead += 1;
+                        job.progress.flights.begin(claim.id, &claim.path);
                         job.tell(Word::Begins(claim.id));
                         fault::point("decode.begun");
                         let probed_tx = probed_tx.clone();
                         scope.spawn(move |_| {
                             let _abort = AbortOnPanic(job.stop);
                             let probed = probe_below(&claim.path, job.config.root.as_ref(), &job.config.decode);
+                            let places = &job.progress.places;
+                            let probed = probed.map_err(|error| places.doubt(&claim.path, error));
+                            probed.iter().for_each(|probed| places.was_read(probed));
                             // As many may wait in it as are looked at ahead.
                             let _ = probed_tx.send((claim, probed));
                         });
                     }
                 }
                 Next::Probed(None) => return,
-                Next::Probed(Some((claim, Err(error)))) => {
+                Next::Probed(Some((claim, Err(refused)))) => {
                     ahead -= 1;
-                    decoding.fail(&claim, error);
+                    decoding.fail(&claim, refused);
                 }
                 Next::Probed(Some((claim, Ok(probed)))) => {
                     ahead -= 1;
@@ -104,7 +108,7 @@ pub(super) fn run(
 
 enum Next {
     Claim(Option<Claim>),
-    Probed(Option<(Claim, Result<Probed, RowError>)>),
+    Probed(Option<(Claim, Result<Probed, Refused>)>),
 }
 
 /// An image with its memory.
@@ -132,8 +136,8 @@ impl<'a> Decoding<'a> {
         true
     }
 
-    fn fail(&self, claim: &Claim, error: RowError) {
-        self.end(failed(claim, error));
+    fn fail(&self, claim: &Claim, refused: Refused) {
+        self.end(failed(claim, refused));
     }
 
     /// A closed channel means that the run is ending; the row is released.
@@ -209,7 +213,7 @@ impl<'a> Decoding<'a> {
         let decoded = self.job.progress.timed(Step::Decode, || decode(&probed, &self.job.config.decode, scale));
         let Upright { picture, facts } = match decoded {
             Ok(upright) => upright,
-            Err(error) => return self.fail(&claim, error),
+            Err(error) => return self.fail(&claim, self.job.progress.places.doubt(&claim.path, error)),
         };
         self.job.progress.decoded(scale);
         fault::poison(&claim.path);
@@ -236,7 +240,7 @@ impl<'a> Decoding<'a> {
                 let decoded = Decoded { image, tensor, size: input.tensor_size(upright), placed };
                 self.job.progress.send(Step::Decode, Step::Detect, detect, decoded);
             }
-            Err(error) => self.fail(&image.claim, error),
+            Err(error) => self.fail(&image.claim, error.into()),
         }
     }
 

@@ -55,6 +55,7 @@ pub(super) fn run(
                 return Ok(());
             }
             let size = batch[0].size;
+            job.progress.flights.at(Step::Detect, batch.iter().map(|d| d.image.claim.id));
             count_padding(job.progress, &batch);
             let asked: Vec<Asked<'_>> = batch
                 .iter()

@@ -53,6 +53,7 @@ pub(super) fn run(
             if job.stop.is_ending() {
                 return Ok(());
             }
+            job.progress.flights.at(Step::Embed, batch.iter().map(|crop| crop.image));
             Progress::add(&job.progress.input_values, 3 * size.pixels() * batch.len() as u64);
             let mut attempt = EmbedderCall { embedder: embedder.as_mut(), stack, crops: &batch, size };
             let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { return Ok(()) };

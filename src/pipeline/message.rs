@@ -6,7 +6,7 @@ use crate::model;
 use crate::pixels::header::Probed;
 use crate::pixels::picture::Picture;
 use crate::pixels::tensor::Placed;
-use crate::row::{Claim, FileStamp, Finished, ImageFacts, ImageId, Outcome, Raw, Region, RowError};
+use crate::row::{Claim, FileStamp, Finished, ImageFacts, ImageId, Lost, Outcome, Raw, Region, RowError};
 
 /// From `decode` to `detect`: an upright picture and its tensor.
 pub struct Decoded {
@@ -72,18 +72,33 @@ pub struct Crop {
     pub tensor: Result<Vec<f32>, NoCrop>,
 }
 
+/// A row that fails, unless it is not to blame.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// What is wrong.
+    pub error: RowError,
+    /// Why that may not be the file's fault.
+    pub lost: Option<Lost>,
+}
+
+impl From<RowError> for Refused {
+    fn from(error: RowError) -> Self {
+        Self { error, lost: None }
+    }
+}
+
 /// Why a region has no tensor.
 #[derive(Clone, Debug)]
 pub enum NoCrop {
     /// The row fails.
-    Refused(RowError),
+    Refused(Refused),
     /// The row begins anew: its regions are those of another picture.
     FileChanged,
 }
 
 impl From<RowError> for NoCrop {
     fn from(error: RowError) -> Self {
-        Self::Refused(error)
+        Self::Refused(error.into())
     }
 }
 
@@ -102,11 +117,13 @@ pub struct Opened {
 /// The outcome of `claim`, with what is known of its file.
 pub fn finished(claim: &Claim, facts: Option<ImageFacts>, outcome: Outcome) -> Finished {
     let stamp = facts.as_ref().map(|f| f.stamp);
-    Finished { id: claim.id, token: claim.token, stage: claim.stage, facts, stamp, outcome }
+    Finished { id: claim.id, token: claim.token, stage: claim.stage, facts, stamp, lost: None, outcome }
 }
 
-/// A file that could not be decoded; looked at once more for its size and time.
-pub fn failed(claim: &Claim, error: RowError) -> Finished {
-    let stamp = std::fs::metadata(&claim.path).ok().map(|m| FileStamp::of(&m));
-    Finished { stamp, ..finished(claim, None, Outcome::Failed(error)) }
+/// A file that could not be decoded; looked at once more for its size and time, unless all around it is gone.
+pub fn failed(claim: &Claim, refused: Refused) -> Finished {
+    let Refused { error, lost } = refused;
+    let there = if lost.is_none() { std::fs::metadata(&claim.path).ok() } else { None };
+    let stamp = there.map(|m| FileStamp::of(&m));
+    Finished { stamp, lost, ..finished(claim, None, Outcome::Failed(error)) }
 }

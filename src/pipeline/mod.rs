@@ -5,6 +5,7 @@ mod ahead;
 pub mod apart;
 mod assemble;
 mod batch;
+pub mod breaker;
 mod budget;
 mod calls;
 mod commit;
@@ -14,6 +15,8 @@ pub mod crop_file;
 mod decode;
 mod detect;
 mod embed;
+pub mod failures;
+pub mod flights;
 pub mod learn;
 pub mod measure;
 mod message;
@@ -52,7 +55,7 @@ use cores::Cores;
 use learn::Learning;
 use measure::Instruments;
 use progress::{Progress, Step};
-use stop::Stop;
+use stop::{Cause, Stop};
 use tune::Tuner;
 
 /// Claims between `read` and `decode`; the rest of a page waits in `read`.
@@ -204,13 +207,10 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
     });
     let mut db = lock(job.db);
     let released = db.release(job.run);
+    Progress::add(&job.progress.released, *released.as_ref().unwrap_or(&0) as u64);
     result.map_err(|error| explained(db.path(), error))?;
-    Ok(Summary {
-        done: Progress::get(&job.progress.done),
-        failed: Progress::get(&job.progress.failed),
-        dropped: Progress::get(&job.progress.dropped),
-        released: released? as u64,
-    })
+    released?;
+    Ok(job.progress.summary())
 }
 
 /// How `--memory` is divided: tensors of whole batches and crops that wait are reserved before the first image.
@@ -301,8 +301,9 @@ fn stage<'scope, 'env: 'scope>(
 fn guarded(stop: &Stop, work: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
     let abort = AbortUnlessDone(stop);
     let result = work();
-    if result.is_ok() {
-        std::mem::forget(abort);
+    match &result {
+        Ok(()) => std::mem::forget(abort),
+        Err(error) => stop.ask(Cause::from(error)),
     }
     result
 }

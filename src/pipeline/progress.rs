@@ -7,9 +7,15 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvError, Sender, TryRecvError, TrySendError};
 
+use super::Summary;
+use super::breaker::Places;
+use super::failures::{Failures, TooMany};
+use super::flights::Flights;
 use super::learn::Learnt;
 use super::stopwatch::Stopwatch;
+use crate::config::MaxFailures;
 use crate::geometry::Scale;
+use crate::row::Finished;
 
 /// Rates are taken over this much of the run's latest work.
 const RATE_WINDOW: Duration = Duration::from_secs(15);
@@ -78,6 +84,9 @@ struct Clock {
 /// Counters since the start of the run.
 #[derive(Debug, Default)]
 pub struct Progress {
+    /// Images that wait or are in flight, as the database counts them once a second; rows may be added while a run works.
+    /// 0 where that says nothing: before the first count, and where the run is restricted.
+    pub left: AtomicU64,
     /// Images that this run claimed.
     pub claimed: AtomicU64,
     /// Claims that have an outcome.
@@ -92,6 +101,8 @@ pub struct Progress {
     pub embedded: AtomicU64,
     /// Results that were not stored because somebody else had the row.
     pub dropped: AtomicU64,
+    /// Rows given back unfinished.
+    pub released: AtomicU64,
     /// Numbers in the tensors that models were called with.
     pub input_values: AtomicU64,
     /// How many of them were filling and no picture.
@@ -106,6 +117,11 @@ pub struct Progress {
     /// Sessions of each model, side by side.
     pub sessions: AtomicUsize,
     learnt: Mutex<Vec<Learnt>>,
+    failures: Mutex<Failures>,
+    /// Where files were read.
+    pub places: Places,
+    /// Rows in flight.
+    pub flights: Flights,
 }
 
 impl Progress {
@@ -167,6 +183,35 @@ impl Progress {
     /// Claims without an outcome yet.
     pub fn in_flight(&self) -> u64 {
         Self::get(&self.claimed).saturating_sub(Self::get(&self.ended))
+    }
+
+    /// What became of the images so far.
+    pub fn summary(&self) -> Summary {
+        Summary {
+            done: Self::get(&self.done),
+            failed: Self::get(&self.failed),
+            dropped: Self::get(&self.dropped),
+            released: Self::get(&self.released),
+        }
+    }
+
+    /// All images of the run, those that ended among them; `at_start` is what waited then.
+    pub fn total(&self, at_start: u64) -> u64 {
+        let ended = Self::get(&self.ended);
+        match Self::get(&self.left) {
+            0 => at_start.max(ended),
+            left => ended + left,
+        }
+    }
+
+    /// True where `read` waits for what is in flight, and that is no more than `images`.
+    pub fn is_last(&self, images: u64) -> bool {
+        self.draining.load(Ordering::Relaxed) && self.in_flight() <= images
+    }
+
+    /// Counts the failures among the outcomes of a batch.
+    pub fn count_failures(&self, batch: &[Finished], most: Option<MaxFailures>) -> Option<TooMany> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).count(batch, most)
     }
 
     /// A batch size that was found by measurement, for `commit` to store.
@@ -348,6 +393,30 @@ impl Rates {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_total_follows_what_the_database_counts() {
+        let progress = Progress::default();
+        assert_eq!(progress.total(10), 10);
+        Progress::add(&progress.ended, 4);
+        progress.left.store(9, Ordering::Relaxed);
+        assert_eq!(progress.total(10), 13, "three were added");
+        progress.left.store(0, Ordering::Relaxed);
+        Progress::add(&progress.ended, 9);
+        assert_eq!(progress.total(10), 13);
+    }
+
+    #[test]
+    fn rates_are_of_this_runs_own_work_and_always_numbers() {
+        let progress = Progress::default();
+        Progress::add(&progress.ended, 1_000);
+        let mut rates = Rates::new(&progress, 1);
+        let none = rates.sample(&progress);
+        assert_eq!((none.ended_per_s, none.detect_per_s, none.embed_per_s), (0.0, 0.0, 0.0), "done before the window");
+        Progress::add(&progress.ended, 1);
+        let one = rates.sample(&progress);
+        assert!(one.ended_per_s > 0.0 && one.ended_per_s <= 1_000.0, "no time went by: {}", one.ended_per_s);
+    }
 
     #[test]
     fn waiting_for_a_full_queue_and_for_an_empty_one_are_told_apart() {

@@ -31,10 +31,9 @@ pub fn run_staged(
             let before = Memory::now(job);
             let models = load(*stage)?;
             let loaded = Memory::now(job);
-            let pass = run(&Job { stages: std::slice::from_ref(stage), ..*job }, models)?;
+            summary = run(&Job { stages: std::slice::from_ref(stage), ..*job }, models)?;
             give_back();
             tell(&before.describe(loaded, Memory::now(job), *stage));
-            summary = Summary { released: summary.released + pass.released, ..pass };
         }
         // Rows whose file changed, and rows that were added, need another round.
         if job.stop.is_asked() || job.config.limit.is_some() || claimed == Progress::get(&job.progress.claimed) {

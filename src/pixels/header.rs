@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -54,6 +55,8 @@ pub struct Probed {
     pub(super) root: Option<Arc<Path>>,
     /// The file as it was when it was opened.
     pub stamp: FileStamp,
+    /// The file system that it lies on, as the system numbers them; 0 where that is not told.
+    pub device: u64,
     /// Container by content.
     pub format: Format,
     /// Size in the file's header.
@@ -157,7 +160,8 @@ pub fn probe_below(path: &Path, root: Option<&Arc<Path>>, config: &DecodeConfig)
     guarded(path, || {
         let (file, stamp) = open_regular(path, root.map(Arc::as_ref)).map_err(|r| r.at(path))?;
         let probed = probe_opened(path, &file, stamp, config).map_err(|r| r.at(path))?;
-        Ok(Probed { root: root.cloned(), ..probed })
+        let device = file.metadata().map_or(0, |metadata| metadata.dev());
+        Ok(Probed { root: root.cloned(), device, ..probed })
     })
 }
 
@@ -243,6 +247,7 @@ impl Cost {
             path: path.to_owned(),
             root: None,
             stamp,
+            device: 0,
             format,
             stored: self.stored,
             upright: orientation.upright(self.stored),

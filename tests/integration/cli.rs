@@ -231,7 +231,7 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-fn runtime() -> PathBuf {
+pub(crate) fn runtime() -> PathBuf {
     fs::canonicalize(root().join(".demo/runtime/libonnxruntime.so"))
         .expect("run scripts/test.sh: it fetches the runtime")
 }

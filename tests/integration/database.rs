@@ -48,7 +48,7 @@ fn region(x0: f32, vector: Option<Vec<f32>>) -> Region {
 
 fn done(claim: &Claim, regions: Vec<Region>, embed: Option<Result<(), RowError>>) -> Finished {
     let outcome = Outcome::Done { raw: None, regions, embed };
-    Finished { id: claim.id, token: claim.token, stage: claim.stage, facts: None, stamp: None, outcome }
+    Finished { id: claim.id, token: claim.token, stage: claim.stage, facts: None, stamp: None, lost: None, outcome }
 }
 
 /// A database in a folder of its own, with both kinds of model in force.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use croprow::config::{Batch, Stale};
 use croprow::error::Error;
-use croprow::pipeline::stop::Stop;
+use croprow::pipeline::stop::{Cause, Stop};
 use croprow::recipe::Truncated;
 use rusqlite::Connection;
 
@@ -326,6 +326,20 @@ fn a_broken_model_or_a_lost_device_ends_the_run_and_marks_no_image() {
 }
 
 #[test]
+fn a_stage_that_panics_ends_the_run_and_marks_no_image() {
+    let (_folder, db, _) = photos(30);
+    let behaviour = Behaviour { panics: true, ..Behaviour::default() };
+    let error = run(&db, &Setup { behaviour, ..Setup::default() }).unwrap_err();
+    assert!(
+        matches!(&error, Error::Panicked { stage, message } if stage == "detect" && message == "as planned"),
+        "{error}"
+    );
+    assert_eq!(error.exit_code(), 3);
+    assert_eq!(number(&db, "SELECT count(*) FROM images WHERE detect_state = 'pending' AND token IS NULL"), 30);
+    assert_eq!(run(&db, &Setup::default()).unwrap().done, 30, "the next run does them all");
+}
+
+#[test]
 fn a_vector_with_nan_fails_its_image_and_no_other() {
     let (_folder, db, _) = photos(40);
     let behaviour = Behaviour { nan_below: 0.2, ..Behaviour::default() };
@@ -369,7 +383,7 @@ fn a_stop_keeps_what_ends_and_gives_the_rest_back() {
             while number(&db, "SELECT count(*) FROM images WHERE detect_state = 'done'") == 0 {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            stop.ask(15);
+            stop.ask(Cause::Signal(15));
         });
         run_until(&db, &slow, &stop).unwrap()
     });

@@ -11,6 +11,7 @@ use croprow::config::{
     Stale, Vram,
 };
 use croprow::db::Db;
+use croprow::db::books::Deeds;
 use croprow::db::recipes::StoredRecipe;
 use croprow::db::rescue::LEASE;
 use croprow::db::runs::NewRun;
@@ -42,6 +43,8 @@ pub struct Behaviour {
     pub largest_batch: Option<usize>,
     /// Every call fails.
     pub broken: bool,
+    /// Every call panics.
+    pub panics: bool,
     /// Every call says that the device is gone.
     pub lost: bool,
     /// The same for the embedder only.
@@ -70,6 +73,7 @@ struct FakeEmbedder(ImageInput, Behaviour);
 impl Behaviour {
     fn check(&self, batch: &dyn ImageBatch) -> Result<(), ModelError> {
         std::thread::sleep(self.call);
+        assert!(!self.panics, "as planned");
         if self.lost {
             return Err(ModelError::DeviceLost("CUDA error 719: unspecified launch failure".into()));
         }
@@ -250,6 +254,7 @@ impl Default for Setup {
                 },
                 crops: None,
                 limit: None,
+                max_failures: None,
                 threads: 2,
                 batch: Batch::Fixed(4),
                 memory_bytes: 64 << 20,
@@ -313,6 +318,7 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
     let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads).build().unwrap();
     let cores = Cores::new(config.threads, true, setup.cores);
     let learning = learning(&db, &wanted);
+    let books = db.open_books()?;
     let (db, progress, instruments) = (Mutex::new(db), Progress::default(), Instruments::default());
     let job = Job {
         config: &config,
@@ -338,6 +344,12 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
     };
     let mut db = db.into_inner().unwrap();
     let how = if result.is_ok() { "complete" } else { "error" };
+    if let (Ok(_), Claims::Ordinary) = (&result, setup.claims) {
+        let (claimed, ended) = (Progress::get(&progress.claimed), Progress::get(&progress.ended));
+        let Summary { done, failed, released, .. } = progress.summary();
+        let deeds = Deeds { run, in_force, stale: setup.stale, claimed, ended, released, done, failed };
+        assert_eq!(db.audit(&books, &deeds)?, Vec::<String>::new(), "the books of every run balance");
+    }
     let ended = db.end_run(run, how, 0, Progress::get(&progress.done), Progress::get(&progress.failed), None);
     // An error of the run is the one to tell.
     let summary = result?;
