@@ -43,6 +43,9 @@ pub enum Error {
     /// Another worker took this run for dead and has its rows.
     #[error("another worker took this one for dead and has its rows")]
     LeaseLost,
+    /// Threads hang in files, and what is left to do cannot be done beside them.
+    #[error("{0}")]
+    Stuck(String),
     /// The host took something away: disk, threads.
     #[error("{0}")]
     System(String),
@@ -62,7 +65,7 @@ impl Error {
         match self {
             Self::Usage(_) | Self::StartUp(_) | Self::Source { .. } | Self::Open { .. } => 1,
             Self::Database(_) | Self::Model(_) | Self::System(_) | Self::Panicked { .. } => 3,
-            Self::OutOfMemory(_) | Self::DeviceLost(_) | Self::LeaseLost => 75,
+            Self::OutOfMemory(_) | Self::DeviceLost(_) | Self::LeaseLost | Self::Stuck(_) => 75,
         }
     }
 
@@ -76,6 +79,10 @@ impl Error {
                 Some("the database is damaged: keep a copy, then try `sqlite3 FILE .recover`, or go back to a backup")
             }
             Self::DeviceLost(_) | Self::LeaseLost => Some("start the same command again: finished rows are kept"),
+            Self::Stuck(_) => Some(
+                "start the same command again: finished rows are kept, images that gave no answer are failed with timed_out; is their \
+                 disk or network folder gone?",
+            ),
             Self::OutOfMemory(_) => Some(
                 "start the same command again, finished rows are kept; if that does not help: --staged, a smaller or fp16 model, \
                  or more room (--vram, other programs)",

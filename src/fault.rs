@@ -31,6 +31,17 @@ const WHERE: &str = "CROPROW_CRASH_AT";
 #[cfg(feature = "faults")]
 const POISON: &str = "CROPROW_POISON";
 
+/// Where a thread may hang for ever, if a test says so.
+#[derive(Clone, Copy, Debug)]
+pub enum Hang {
+    /// While the header of a file is read.
+    Probe,
+    /// While it is decoded.
+    Decode,
+    /// While it is decoded once more.
+    Again,
+}
+
 /// Aborts here, if a test wants it.
 #[cfg(feature = "faults")]
 pub fn point(name: &str) {
@@ -73,3 +84,25 @@ pub fn poison(path: &std::path::Path) {
 #[cfg(not(feature = "faults"))]
 #[inline(always)]
 pub fn poison(_: &std::path::Path) {}
+
+/// Never returns for a file whose name holds what `CROPROW_HANG`, `CROPROW_HANG_PROBE` or `CROPROW_HANG_AGAIN` says, as
+/// a read from a dead mount would not.
+#[cfg(feature = "faults")]
+pub fn hang(at: Hang, path: &std::path::Path) {
+    let variable = match at {
+        Hang::Probe => "CROPROW_HANG_PROBE",
+        Hang::Decode => "CROPROW_HANG",
+        Hang::Again => "CROPROW_HANG_AGAIN",
+    };
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if std::env::var(variable).is_ok_and(|part| name.contains(&part)) {
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+/// Nothing, in this build.
+#[cfg(not(feature = "faults"))]
+#[inline(always)]
+pub fn hang(_: Hang, _: &std::path::Path) {}

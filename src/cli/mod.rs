@@ -84,6 +84,11 @@ pub(crate) fn main() -> u8 {
         Verb::Select(args) => select::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
     };
+    code_of(result)
+}
+
+/// Says the last words of a process, and finds its exit code.
+fn code_of(result: Result<u8, Error>) -> u8 {
     talk::end();
     result.unwrap_or_else(|error| {
         talk::complain(&format!("croprow: {}", with_sources(&error)));

@@ -34,7 +34,7 @@ use super::run_args::RunArgs;
 use super::settings::Settings;
 use super::status::duration;
 use super::ticker::Ticker;
-use super::{apart, hush, memory, print_json, say, select, self_tests, signals};
+use super::{apart, code_of, hush, memory, print_json, say, select, self_tests, signals};
 
 /// Everything decided before a model is loaded.
 struct Plan {
@@ -146,11 +146,13 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims) -> Result<u8, Error> {
     signals::listen(&stop, &db, run_id)?;
     let measured = Measured::begin(&plan.config, &placing)?;
     let (db, stop) = (&db, &stop);
-    let work = Work { run: run_id, in_force, db, stop, measured: &measured, learnt: &learnt, quiet, claims };
+    let end = |db: &mut Db, result| {
+        let summary = measured.end(&plan.config, &placing);
+        end(db, run_id, result, &measured, summary, stop, args.json)
+    };
+    let work = Work { run: run_id, in_force, db, stop, measured: &measured, learnt: &learnt, quiet, claims, end: &end };
     let result = work.until_done(&mut loader, loaded);
-    let mut db = db.lock().unwrap_or_else(PoisonError::into_inner);
-    let summary = measured.end(&plan.config, &placing);
-    end(&mut db, run_id, result, &measured, summary, stop, args.json)
+    end(&mut db.lock().unwrap_or_else(PoisonError::into_inner), result)
 }
 
 /// Looks at the condition before anything is changed.
@@ -371,7 +373,11 @@ struct Work<'a> {
     learnt: &'a Learning,
     quiet: bool,
     claims: Claims,
+    /// Closes the run and finds the exit code.
+    end: &'a EndOfRun<'a>,
 }
+
+type EndOfRun<'a> = dyn Fn(&mut Db, Result<Summary, Error>) -> Result<u8, Error> + Sync + 'a;
 
 impl Work<'_> {
     /// `loaded` are all models; without them they are loaded one after the other.
@@ -391,6 +397,9 @@ impl Work<'_> {
         };
         let stages: Vec<Stage> = Stage::ALL.into_iter().filter(due).collect();
         let progress = &self.measured.progress;
+        let (waiting, threads) = (plan.waiting, plan.config.threads);
+        let ticker = Mutex::new(Some(Ticker::start(Arc::clone(progress), waiting, threads, self.quiet)));
+        let leave = |result| self.leave(&plan.config, &ticker, result);
         let job = Job {
             config: &plan.config,
             db: self.db,
@@ -407,8 +416,8 @@ impl Work<'_> {
             stop: self.stop,
             watcher: (self.claims != Claims::Ordinary).then_some(&Word::say),
             one_by_one: self.claims == Claims::Alone,
+            leave: &leave,
         };
-        let _ticker = Ticker::start(Arc::clone(progress), plan.waiting, plan.config.threads, self.quiet);
         match loaded {
             Some(models) => pipeline::run(&job, models),
             None => run_staged(
@@ -424,6 +433,24 @@ impl Work<'_> {
                 &say,
             ),
         }
+    }
+
+    /// The end of a run that threads hang in.
+    fn leave(&self, config: &RunConfig, ticker: &Mutex<Option<Ticker>>, result: Result<Summary, Error>) -> ! {
+        drop(ticker.lock().unwrap_or_else(PoisonError::into_inner).take());
+        // Held to the end: `read` would claim again what is released.
+        let mut db = self.db.lock().unwrap_or_else(PoisonError::into_inner);
+        let released = db.release(self.run);
+        let result = result.and_then(|summary| {
+            let is_complete = self.claims == Claims::Ordinary && config.limit.is_none();
+            if is_complete && !db.suspects()?.is_empty() {
+                return Err(Error::Stuck(
+                    "images that may have killed a worker wait, and threads hang in files".into(),
+                ));
+            }
+            Ok(Summary { released: released? as u64, ..summary })
+        });
+        crate::leave(code_of((self.end)(&mut db, result)))
     }
 }
 

@@ -69,6 +69,10 @@ pub(crate) struct RunArgs {
     /// Decode JPEGs no larger than gives the results of the full size, or at full size [default: scaled]
     #[arg(long)]
     pub(crate) decode: Option<DecodeFlag>,
+    /// An image that is neither read nor decoded after so many seconds fails with `timed_out`, and the thread that hangs
+    /// in it is left behind [default: 300]
+    #[arg(long, value_name = "SECONDS", value_parser = parse::count)]
+    pub(crate) decode_limit: Option<u64>,
     /// Images in one call of a model, or auto: what measurement finds best [default: auto]
     #[arg(long, value_name = "N|auto", value_parser = parse::count_or_auto)]
     pub(crate) batch: Option<OrAuto>,

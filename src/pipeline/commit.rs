@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::apart::Word;
 use super::budget::Budget;
+use super::desk::Desk;
 use super::measure::{line, resident_bytes, step_sample};
 use super::progress::{Progress, Rates, Snapshot, Step, Wait};
 use super::{Job, lock};
@@ -37,7 +38,7 @@ const WAL_WARN_BYTES: u64 = 1 << 30;
 /// Stores outcomes until `finished` is closed.
 pub(super) fn run(
     job: &Job<'_>,
-    budget: &Budget,
+    (budget, desk): (&Budget, &Desk<'_>),
     terminators: &[Terminator],
     finished: &Receiver<Finished>,
 ) -> Result<(), Error> {
@@ -57,12 +58,12 @@ pub(super) fn run(
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                store(job, &mut batch)?;
+                store(job, desk, &mut batch)?;
                 return pulse.beat(job, budget);
             }
         }
         if batch.len() >= COMMIT_ROWS || oldest.elapsed() >= patience {
-            store(job, &mut batch)?;
+            store(job, desk, &mut batch)?;
         }
         if job.stop.is_ending() {
             // Again and again: a session may have begun another call meanwhile.
@@ -74,7 +75,7 @@ pub(super) fn run(
     }
 }
 
-fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
+fn store(job: &Job<'_>, desk: &Desk<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
     if batch.is_empty() {
         return Ok(());
     }
@@ -85,6 +86,7 @@ fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
     Progress::add(&progress.detected, committed.detected);
     Progress::add(&progress.embedded, committed.embedded);
     Progress::add(&progress.dropped, committed.dropped);
+    desk.settle(batch);
     batch.iter().for_each(|finished| job.tell(Word::Ended(finished.id)));
     // Last: `read` takes it as the sign that nothing is in flight.
     Progress::add(&progress.ended, batch.len() as u64);

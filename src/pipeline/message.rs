@@ -6,7 +6,7 @@ use crate::model;
 use crate::pixels::header::Probed;
 use crate::pixels::picture::Picture;
 use crate::pixels::tensor::Placed;
-use crate::row::{Claim, FileStamp, Finished, ImageFacts, ImageId, Outcome, Raw, Region, RowError};
+use crate::row::{Claim, FileStamp, Finished, ImageFacts, ImageId, Outcome, Raw, Region, RowCode, RowError};
 
 /// From `decode` to `detect`: an upright picture and its tensor.
 pub struct Decoded {
@@ -105,8 +105,12 @@ pub fn finished(claim: &Claim, facts: Option<ImageFacts>, outcome: Outcome) -> F
     Finished { id: claim.id, token: claim.token, stage: claim.stage, facts, stamp, outcome }
 }
 
-/// A file that could not be decoded; looked at once more for its size and time.
+/// A file that could not be decoded; looked at once more for its size and time. Not where a thread hangs in it: this one
+/// would, too.
 pub fn failed(claim: &Claim, error: RowError) -> Finished {
-    let stamp = std::fs::metadata(&claim.path).ok().map(|m| FileStamp::of(&m));
+    let stamp = match error.code {
+        RowCode::TimedOut => claim.seen,
+        _ => std::fs::metadata(&claim.path).ok().map(|m| FileStamp::of(&m)),
+    };
     Finished { stamp, ..finished(claim, None, Outcome::Failed(error)) }
 }

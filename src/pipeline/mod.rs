@@ -11,11 +11,13 @@ pub mod cores;
 mod crop;
 pub mod crop_file;
 mod decode;
+mod desk;
 mod detect;
 mod embed;
 pub mod learn;
 pub mod measure;
 mod message;
+mod oversee;
 pub mod progress;
 mod read;
 mod scale;
@@ -24,7 +26,7 @@ pub mod stop;
 mod stopwatch;
 pub mod tune;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
@@ -44,6 +46,7 @@ use assemble::Assembly;
 use budget::Budget;
 use calls::Calls;
 use cores::Cores;
+use desk::Desk;
 use learn::Learning;
 use measure::Instruments;
 use progress::{Progress, Step};
@@ -96,6 +99,9 @@ pub struct Job<'a> {
     pub watcher: Option<&'a (dyn Fn(Word) + Sync)>,
     /// One row after the other.
     pub one_by_one: bool,
+    /// Ends the process in the way that a run ends, with this result: threads that hang can never be joined. Does
+    /// not return. Rows in flight have to be released.
+    pub leave: &'a (dyn Fn(Result<Summary, Error>) + Sync),
 }
 
 impl Job<'_> {
@@ -127,8 +133,21 @@ pub struct Summary {
     pub released: u64,
 }
 
+impl Summary {
+    /// Of the counters, before anything is released.
+    fn of(progress: &Progress) -> Self {
+        Self {
+            done: Progress::get(&progress.done),
+            failed: Progress::get(&progress.failed),
+            dropped: Progress::get(&progress.dropped),
+            released: 0,
+        }
+    }
+}
+
 /// Works until nothing is pending, the limit is reached or a stop is asked for. Whatever happens, rows that
-/// did not end are pending again when this returns, and both sessions are gone.
+/// did not end are pending again when this returns, and both sessions are gone. It does not return, but calls
+/// [`Job::leave`], where threads hang in files and nothing else is left to do, or nobody to do it.
 ///
 /// # Errors
 /// The first error of a stage, in the order of the flow; finished rows are stored.
@@ -146,6 +165,7 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
     let embedders: Vec<_> = embedder.into_iter().chain(more_embedders).collect();
     job.progress.sessions.store(detectors.len().max(embedders.len()), Ordering::Relaxed);
     let assembly = Arc::new(Assembly::default());
+    let (desk, read_is_over) = (&Desk::new(job.config.decode_limit), &AtomicBool::new(false));
     let (detect_tuner, embed_tuner) = (&Mutex::new(room.detect), &Mutex::new(room.embed));
     let result: Result<(), Error> = std::thread::scope(|scope| {
         let (claimed_tx, claimed_rx) = bounded(CLAIMS_WAITING);
@@ -154,22 +174,31 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
         let (located_tx, located_rx) = bounded(room.images);
         let (crops_tx, crops_rx) = bounded(room.crops);
         let (commit_tx, commit_rx) = bounded(OUTCOMES_WAITING);
+        let (pool_tx, pool_rx) = bounded(0);
         let decode_exits = decode::Exits {
             detect: (!detectors.is_empty()).then_some(decoded_tx),
             crop: located_tx.clone(),
             commit: commit_tx.clone(),
+            _pool: pool_tx.clone(),
         };
         let crop_exits = crop::Exits {
             embed: (!embedders.is_empty()).then_some(crops_tx),
             assembly: Arc::clone(&assembly),
             commit: commit_tx.clone(),
+            _pool: pool_tx,
         };
         let (shapes, budget, terminators, assembly) = (&shapes, &budget, &terminators, &*assembly);
         let calls = |step, tuner| Calls::new(job.progress, job.cores, threads_per_session, step, tuner);
         let (detect_commit, embed_commit) = (commit_tx.clone(), commit_tx);
         let stages = [
-            stage(scope, job.stop, "read", move || read::run(job, &claimed_tx))?,
-            stage(scope, job.stop, "decode", move || decode::run(job, shapes, budget, &claimed_rx, &decode_exits))?,
+            stage(scope, job.stop, "read", move || {
+                let read = read::run(job, &claimed_tx);
+                read_is_over.store(true, Ordering::Release);
+                read
+            })?,
+            stage(scope, job.stop, "decode", move || {
+                decode::run(job, shapes, (budget, desk), &claimed_rx, &decode_exits)
+            })?,
             stage(scope, job.stop, "detect", move || {
                 let batches = detect::batches(job, budget, &decoded_rx, detectors.len());
                 side_by_side(job.stop, detectors, |detector| {
@@ -177,7 +206,7 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
                     detect::run(job, detector, calls, &batches, (&located_tx, &detect_commit))
                 })
             })?,
-            stage(scope, job.stop, "crop", move || crop::run(job, shapes, &located_rx, &crop_exits))?,
+            stage(scope, job.stop, "crop", move || crop::run(job, shapes, desk, &located_rx, &crop_exits))?,
             stage(scope, job.stop, "embed", move || {
                 let batches = embed::batches(job, budget, &crops_rx, embedders.len());
                 side_by_side(job.stop, embedders, |embedder| {
@@ -185,7 +214,8 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
                     embed::run(job, embedder, calls, &batches, (assembly, &embed_commit))
                 })
             })?,
-            stage(scope, job.stop, "commit", move || commit::run(job, budget, terminators, &commit_rx))?,
+            stage(scope, job.stop, "commit", move || commit::run(job, (budget, desk), terminators, &commit_rx))?,
+            stage(scope, job.stop, "oversee", move || oversee::run(job, desk, read_is_over, &pool_rx))?,
         ];
         // Every stage is joined before the first error, in the order of the flow, is told.
         let ends: Vec<Result<(), Error>> = stages.into_iter().map(join).collect();
@@ -193,12 +223,7 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
     });
     let released = lock(job.db).release(job.run);
     result?;
-    Ok(Summary {
-        done: Progress::get(&job.progress.done),
-        failed: Progress::get(&job.progress.failed),
-        dropped: Progress::get(&job.progress.dropped),
-        released: released? as u64,
-    })
+    Ok(Summary { released: released? as u64, ..Summary::of(job.progress) })
 }
 
 /// How `--memory` is divided: tensors of whole batches and crops that wait are reserved before the first image.
