@@ -11,6 +11,7 @@ mod database;
 mod doctor;
 mod golden;
 mod hostile;
+mod hung;
 mod input;
 mod measurements;
 mod memory;
