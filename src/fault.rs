@@ -85,8 +85,8 @@ pub fn poison(path: &std::path::Path) {
 #[inline(always)]
 pub fn poison(_: &std::path::Path) {}
 
-/// Never returns for a file whose name holds what `CROPROW_HANG`, `CROPROW_HANG_PROBE` or `CROPROW_HANG_AGAIN` says, as
-/// a read from a dead mount would not.
+/// Does not return for a file whose name holds what `CROPROW_HANG`, `CROPROW_HANG_PROBE` or `CROPROW_HANG_AGAIN` says, as
+/// a read from a dead mount would not; or so late as `CROPROW_HANG_MS` says.
 #[cfg(feature = "faults")]
 pub fn hang(at: Hang, path: &std::path::Path) {
     let variable = match at {
@@ -96,9 +96,8 @@ pub fn hang(at: Hang, path: &std::path::Path) {
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     if std::env::var(variable).is_ok_and(|part| name.contains(&part)) {
-        loop {
-            std::thread::park();
-        }
+        let returns_after_ms = std::env::var("CROPROW_HANG_MS").ok().and_then(|ms| ms.parse().ok());
+        std::thread::sleep(std::time::Duration::from_millis(returns_after_ms.unwrap_or(u64::MAX)));
     }
 }
 

@@ -128,6 +128,22 @@ fn the_only_thread_marks_its_image_before_a_restart_and_needs_none_after_the_las
     assert_eq!(timed_out(&db), 1);
 }
 
+#[test]
+fn threads_that_come_back_work_on_and_what_they_bring_is_dropped() {
+    for place in [DECODE, PROBE] {
+        let (_folder, db) = photos(30, &["late-a", "late-b"]);
+        // Both are written off after a second to a second and a half, and the run would end two seconds later.
+        let said = expect(&output(command(&db, &[]).env(place, "late").env("CROPROW_HANG_MS", "2500")), 2);
+        assert_eq!(
+            (said.matches("its thread is written off").count(), done(&db), timed_out(&db)),
+            (2, 28, 2),
+            "{said}"
+        );
+        assert!(said.contains("complete: 28 done, 2 failed") && !said.contains("left behind"), "{said}");
+        assert_sound(Path::new(&db));
+    }
+}
+
 /// Photos so large that models see them scaled.
 fn large_photos() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
