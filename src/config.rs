@@ -33,6 +33,8 @@ pub struct RunConfig {
     pub embed: Option<EmbedConfig>,
     /// Reading and decoding.
     pub decode: DecodeConfig,
+    /// A file that gives no answer for so long is given up, and the thread that hangs in it.
+    pub decode_limit: Duration,
     /// No file is read that does not lie below this folder; absolute and without links. `None`: all are.
     pub root: Option<Arc<Path>>,
     /// Crops as files, where they are wanted.

@@ -86,6 +86,9 @@ pub enum Error {
     /// What the database counts is not what the run did.
     #[error("the books do not balance: {0}")]
     Books(String),
+    /// Threads hang in files, and what is left to do cannot be done beside them.
+    #[error("{0}")]
+    Stuck(String),
     /// The host took something away: threads, descriptors.
     #[error("{0}")]
     System(String),
@@ -120,7 +123,7 @@ impl Error {
             | Self::PlaceGone { .. }
             | Self::Books(_)
             | Self::Panicked { .. } => 3,
-            Self::OutOfMemory(_) | Self::DeviceLost(_) | Self::LeaseLost => 75,
+            Self::OutOfMemory(_) | Self::DeviceLost(_) | Self::LeaseLost | Self::Stuck(_) => 75,
         }
     }
 
@@ -139,6 +142,10 @@ impl Error {
                 Some("the database is damaged: keep a copy, then try `sqlite3 FILE .recover`, or go back to a backup")
             }
             Self::DeviceLost(_) | Self::LeaseLost => Some("start the same command again: finished rows are kept"),
+            Self::Stuck(_) => Some(
+                "start the same command again: finished rows are kept, images that gave no answer are failed with timed_out; is their \
+                 disk or network folder gone?",
+            ),
             Self::OutOfMemory(_) => Some(
                 "start the same command again, finished rows are kept; if that does not help: --staged, a smaller or fp16 model, \
                  or more room (--vram, other programs)",

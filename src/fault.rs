@@ -36,6 +36,17 @@ const STOP_AT: &str = "CROPROW_STOP_AT";
 #[cfg(feature = "faults")]
 const POISON: &str = "CROPROW_POISON";
 
+/// Where a thread may hang for ever, if a test says so.
+#[derive(Clone, Copy, Debug)]
+pub enum Hang {
+    /// While the header of a file is read.
+    Probe,
+    /// While it is decoded.
+    Decode,
+    /// While it is decoded once more.
+    Again,
+}
+
 /// A point that a test asked for.
 #[cfg(feature = "faults")]
 struct Asked {
@@ -96,3 +107,24 @@ pub fn poison(path: &std::path::Path) {
 #[cfg(not(feature = "faults"))]
 #[inline(always)]
 pub fn poison(_: &std::path::Path) {}
+
+/// Does not return for a file whose name holds what `CROPROW_HANG`, `CROPROW_HANG_PROBE` or `CROPROW_HANG_AGAIN` says, as
+/// a read from a dead mount would not; or so late as `CROPROW_HANG_MS` says.
+#[cfg(feature = "faults")]
+pub fn hang(at: Hang, path: &std::path::Path) {
+    let variable = match at {
+        Hang::Probe => "CROPROW_HANG_PROBE",
+        Hang::Decode => "CROPROW_HANG",
+        Hang::Again => "CROPROW_HANG_AGAIN",
+    };
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if std::env::var(variable).is_ok_and(|part| name.contains(&part)) {
+        let returns_after_ms = std::env::var("CROPROW_HANG_MS").ok().and_then(|ms| ms.parse().ok());
+        std::thread::sleep(std::time::Duration::from_millis(returns_after_ms.unwrap_or(u64::MAX)));
+    }
+}
+
+/// Nothing, in this build.
+#[cfg(not(feature = "faults"))]
+#[inline(always)]
+pub fn hang(_: Hang, _: &std::path::Path) {}

@@ -13,12 +13,16 @@ use croprow::model::library::TELEMETRY_SWITCH;
 
 fn main() {
     be_silent();
-    let code = cli::main();
+    leave(cli::main());
+}
+
+/// Ends the process, whatever its threads are at.
+fn leave(code: u8) -> ! {
     let _ = std::io::stdout().flush();
     let _ = std::io::stderr().flush();
     // Not `exit`: the teardown of a GPU runtime has been seen to abort processes whose work was done. All
     // that must be on the disk is there by now.
-    signal_hook::low_level::exit(i32::from(code));
+    signal_hook::low_level::exit(i32::from(code))
 }
 
 /// Returns to the system what both allocators keep of freed memory: this program's, and the C library's, which the

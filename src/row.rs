@@ -303,6 +303,8 @@ pub enum RowCode {
     DecoderPanic,
     /// The file could not be read for another reason.
     Io,
+    /// Neither the disk nor the decoder gave an answer within `--decode-limit`.
+    TimedOut,
     /// The path cannot name a file.
     BadPath,
     /// The file does not lie below `--root`.
@@ -319,7 +321,7 @@ pub enum RowCode {
 
 impl RowCode {
     /// Every code, for `retry --code` and the README.
-    pub const ALL: [RowCode; 17] = [
+    pub const ALL: [RowCode; 18] = [
         Self::Missing,
         Self::Permission,
         Self::NotRegular,
@@ -331,6 +333,7 @@ impl RowCode {
         Self::Decode,
         Self::DecoderPanic,
         Self::Io,
+        Self::TimedOut,
         Self::BadPath,
         Self::OutsideRoot,
         Self::Prompt,
@@ -353,6 +356,7 @@ impl RowCode {
             Self::Decode => "decode",
             Self::DecoderPanic => "decoder_panic",
             Self::Io => "io",
+            Self::TimedOut => "timed_out",
             Self::BadPath => "bad_path",
             Self::OutsideRoot => "outside_root",
             Self::Prompt => "prompt",

@@ -123,9 +123,14 @@ pub(crate) fn main() -> u8 {
         Verb::Verify(args) => verify::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
     };
+    code_of(database.as_deref(), result)
+}
+
+/// Says the last words of a process that works on `database`, and finds its exit code.
+fn code_of(database: Option<&Path>, result: Result<u8, Error>) -> u8 {
     talk::end();
     result.unwrap_or_else(|error| {
-        let error = match &database {
+        let error = match database {
             Some(path) => explained(path, error),
             None => error,
         };

@@ -36,7 +36,7 @@ use super::run_args::RunArgs;
 use super::settings::Settings;
 use super::signals::Running;
 use super::ticker::Ticker;
-use super::{apart, hush, memory, opening, print_json, room, say, select, self_tests, signals, until};
+use super::{apart, code_of, hush, memory, opening, print_json, room, say, select, self_tests, signals, until};
 
 /// Suspects first, in processes of their own; then everything else. A worker that dies meanwhile leaves others.
 pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
@@ -60,10 +60,16 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         drop(db);
         let code = work(&args, quiet, claims, until.as_ref())?;
         let is_complete = matches!(code, 0 | 2) && args.limit.is_none() && until.is_none();
-        if !is_complete || Db::open_with(&args.db, opening())?.suspects()?.is_empty() {
+        if !is_complete || !has_suspects(&args)? {
             return Ok(code);
         }
     }
+}
+
+fn has_suspects(args: &RunArgs) -> Result<bool, Error> {
+    let mut db = Db::open_with(&args.db, opening())?;
+    restrict(args, &mut db)?;
+    Ok(!db.suspects()?.is_empty())
 }
 
 fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTime>) -> Result<u8, Error> {
@@ -114,11 +120,6 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTim
         until::watch(&stop, until)?;
     }
     let (db, stop) = (&db, &stop);
-    let work = Work { run: run_id, in_force, db, stop, measured: &measured, learnt: &learnt, quiet, claims };
-    let result = work.until_done(&mut loader, loaded);
-    signals::hand_back();
-    let mut db = db.lock().unwrap_or_else(PoisonError::into_inner);
-    let summary = measured.end(&plan.config, &placing);
     let ending = Ending {
         run: run_id,
         progress: &measured.progress,
@@ -130,7 +131,11 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTim
         stale: plan.stale,
         books,
     };
-    ending.end(&mut db, result, summary)
+    let end = |db: &mut Db, result| ending.end(db, result, measured.end(&plan.config, &placing));
+    let work = Work { run: run_id, in_force, db, stop, measured: &measured, learnt: &learnt, quiet, claims, end: &end };
+    let result = work.until_done(&mut loader, loaded);
+    signals::hand_back();
+    end(&mut db.lock().unwrap_or_else(PoisonError::into_inner), result)
 }
 
 /// Looks at the condition before anything is changed.
@@ -202,7 +207,11 @@ struct Work<'a> {
     learnt: &'a Learning,
     quiet: bool,
     claims: Claims,
+    /// Closes the run and finds the exit code.
+    end: &'a EndOfRun<'a>,
 }
+
+type EndOfRun<'a> = dyn Fn(&mut Db, Result<Summary, Error>) -> Result<u8, Error> + Sync + 'a;
 
 impl Work<'_> {
     /// `loaded` are all models; without them they are loaded one after the other.
@@ -222,6 +231,9 @@ impl Work<'_> {
         };
         let stages: Vec<Stage> = Stage::ALL.into_iter().filter(due).collect();
         let progress = &self.measured.progress;
+        let (waiting, threads) = (plan.waiting, plan.config.threads);
+        let ticker = Mutex::new(Some(Ticker::start(Arc::clone(progress), waiting, threads, self.quiet)));
+        let leave = |result| self.leave(&plan.config, &ticker, result);
         let job = Job {
             config: &plan.config,
             db: self.db,
@@ -238,8 +250,8 @@ impl Work<'_> {
             stop: self.stop,
             watcher: (self.claims != Claims::Ordinary).then_some(&Word::say),
             one_by_one: self.claims == Claims::Alone,
+            leave: &leave,
         };
-        let _ticker = Ticker::start(Arc::clone(progress), plan.waiting, plan.config.threads, self.quiet);
         match loaded {
             Some(models) => pipeline::run(&job, models),
             None => run_staged(
@@ -255,6 +267,25 @@ impl Work<'_> {
                 &say,
             ),
         }
+    }
+
+    /// The end of a run that threads hang in.
+    fn leave(&self, config: &RunConfig, ticker: &Mutex<Option<Ticker>>, result: Result<Summary, Error>) -> ! {
+        drop(ticker.lock().unwrap_or_else(PoisonError::into_inner).take());
+        // Held to the end: `read` would claim again what is released.
+        let mut db = self.db.lock().unwrap_or_else(PoisonError::into_inner);
+        let released = db.release(self.run);
+        let result = result.and_then(|summary| {
+            let is_complete = self.claims == Claims::Ordinary && config.limit.is_none();
+            if is_complete && !db.suspects()?.is_empty() {
+                return Err(Error::Stuck(
+                    "images that may have killed a worker wait, and threads hang in files".into(),
+                ));
+            }
+            Ok(Summary { released: released? as u64, ..summary })
+        });
+        let code = (self.end)(&mut db, result);
+        crate::leave(code_of(Some(db.path()), code))
     }
 }
 

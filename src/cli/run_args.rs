@@ -76,6 +76,10 @@ pub(crate) struct RunArgs {
     /// sizes share batches; for detectors with a pixel mask [default: none]
     #[arg(long, value_name = "PX|none", value_parser = parse::step_or_none)]
     pub(crate) shape_step: Option<StepOrNone>,
+    /// An image that is neither read nor decoded after so many seconds fails with `timed_out`, and the thread that hangs
+    /// in it is left behind [default: 300]
+    #[arg(long, value_name = "SECONDS", value_parser = parse::count)]
+    pub(crate) decode_limit: Option<u64>,
     /// Images in one call of a model, or auto: what measurement finds best [default: auto]
     #[arg(long, value_name = "N|auto", value_parser = parse::count_or_auto)]
     pub(crate) batch: Option<OrAuto>,

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use croprow::config::{
     Batch, CudnnSearch, DecodeConfig, DetectConfig, Device, EmbedConfig, GpuConfig, MAX_PIXELS_DEFAULT, MaxFailures,
@@ -40,6 +41,9 @@ const BATCH_MOST: usize = 4096;
 
 /// More threads than any machine has cores.
 const THREADS_MOST: usize = 1024;
+
+/// Time that a file has to be read or decoded, where nothing else is said: slow network disks are not dead ones.
+const DECODE_LIMIT_S: u64 = 300;
 
 /// Budget where the system does not tell what is free.
 const MEMORY_FALLBACK_BYTES: u64 = 2 << 30;
@@ -79,6 +83,7 @@ pub(crate) struct Settings {
     pub(crate) decode: Decode,
     /// `None`: every picture has a shape of its own, where its detector wants that.
     pub(crate) shape_step_px: Option<u32>,
+    pub(crate) decode_limit_s: u64,
     pub(crate) gpu: GpuConfig,
     pub(crate) staged: bool,
     pub(crate) max_failures: Option<MaxFailures>,
@@ -121,6 +126,7 @@ impl Default for Settings {
             batch_size: Batch::Auto,
             decode: Decode::Scaled,
             shape_step_px: None,
+            decode_limit_s: DECODE_LIMIT_S,
             gpu: GpuConfig { vram: VRAM, cudnn_search: CudnnSearch::Heuristic, cudnn_max_workspace: false },
             staged: false,
             max_failures: None,
@@ -165,6 +171,7 @@ impl Settings {
             batch_size: args.batch.map_or(self.batch_size, |n| n.0.map_or(Batch::Auto, |n| Batch::Fixed(n as usize))),
             decode: args.decode.map_or(self.decode, Into::into),
             shape_step_px: args.shape_step.map_or(self.shape_step_px, |step| step.0),
+            decode_limit_s: args.decode_limit.unwrap_or(self.decode_limit_s),
             gpu: GpuConfig {
                 vram: args.vram.unwrap_or(self.gpu.vram),
                 cudnn_search: args.cudnn_search.map_or(self.gpu.cudnn_search, Into::into),
@@ -259,6 +266,7 @@ impl Settings {
             }),
             decode: DecodeConfig { max_pixels: self.max_pixels, truncated: self.truncated, mode: self.decode },
             crops: self.crops.clone(),
+            decode_limit: Duration::from_secs(self.decode_limit_s),
             root: self.root.as_deref().map(real_folder).transpose()?,
             limit,
             max_failures: self.max_failures,
@@ -311,7 +319,7 @@ mod tests {
     #[test]
     fn a_restart_without_flags_has_the_settings_of_the_last_run() {
         let line = "run x.db --detector /m/a.onnx --embedder /m/b --device cpu --box-threshold 0.5 --keep 3 --on-empty whole \
-                    --truncated use --max-pixels 1000 --crop-fit pad --normalize yes --crops /c --root /r --where tag='x' --shape-step 64 --batch 2 --threads 1 --memory 1GiB --vram 6GiB --decode exact --staged \
+                    --truncated use --max-pixels 1000 --crop-fit pad --normalize yes --crops /c --root /r --where tag='x' --shape-step 64 --batch 2 --threads 1 --memory 1GiB --vram 6GiB --decode exact --decode-limit 60 --staged \
                     --cudnn-search exhaustive --cudnn-workspace max --synchronous full --max-failures 2.5%";
         let first = Settings::default().overridden_by(&args(line));
         let json = serde_json::to_string(&first).unwrap();

@@ -26,6 +26,9 @@ const FRUITLESS_MOST: u32 = 3;
 /// Suspects that are named in a message; the table `suspects` has all.
 const NAMED_MOST: usize = 5;
 
+/// What a child says by its exit code that wants to be started again.
+const AGAIN: i32 = 75;
+
 const SIGHUP: i32 = 1;
 const SIGINT: i32 = 2;
 const SIGTERM: i32 = 15;
@@ -106,6 +109,8 @@ pub fn clear(
                     return Err(Error::System(format!("{} suspects cannot be worked on", suspects.len())));
                 }
             }
+            // It ended rows that are none of the suspects' any more, so this comes to an end, too.
+            (Some(AGAIN), _) if end.ended > 0 => fruitless = 0,
             (Some(code), _) => return Ok(Some(u8::try_from(code).unwrap_or(3))),
             (None, Some(signal @ (SIGHUP | SIGINT | SIGTERM))) => {
                 return Ok(Some(if signal == SIGINT { 130 } else { 143 }));

@@ -43,6 +43,15 @@ impl Assembly {
     }
 }
 
+impl Assembly {
+    /// The image's outcome at once, whatever is still on its way. `None` where it has ended.
+    pub fn give_up(&self, id: ImageId, error: NoCrop) -> Option<Finished> {
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let embedding = open.remove(&id)?;
+        Some(Embedding { error: embedding.error.or(Some(error)), ..embedding }.finish())
+    }
+}
+
 impl Embedding {
     fn finish(self) -> Finished {
         let Opened { claim, facts, raw, regions } = self.image;

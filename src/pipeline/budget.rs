@@ -3,7 +3,7 @@
 //!
 //! Who holds a reservation is on the way, so the budget also knows whether more images may come to a session.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ impl Budget {
     }
 
     /// Waits until `bytes` fit, for an image that will come to the sessions of `stages`. An image larger than the whole
-    /// budget is let in when nothing else is held. `None` when the run is ending.
+    /// budget is let in when nothing else is held, but by threads that hang. `None` when the run is ending.
     pub fn admit(self: &Arc<Self>, bytes: u64, stages: &[Stage], stop: &Stop) -> Option<Reservation> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -53,12 +53,12 @@ impl Budget {
             if fits || held.images == 0 {
                 held.bytes += bytes;
                 held.images += 1;
-                let mut comes_to = [false; 2];
+                let comes_to = Stage::ALL.map(|stage| AtomicBool::new(stages.contains(&stage)));
                 for stage in stages {
-                    comes_to[*stage as usize] = true;
                     self.coming[*stage as usize].fetch_add(1, Ordering::SeqCst);
                 }
-                return Some(Reservation { budget: Arc::clone(self), bytes, comes_to });
+                let seat = Arc::new(Seat { budget: Arc::clone(self), comes_to, taken: AtomicBool::new(true) });
+                return Some(Reservation { seat, bytes });
             }
             held = self.freed.wait_timeout(held, WAKE).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -88,34 +88,61 @@ impl Budget {
     }
 }
 
+/// What an admitted image counts for, apart from its bytes. Shared with whoever gives the image up.
+pub struct Seat {
+    budget: Arc<Budget>,
+    comes_to: [AtomicBool; 2],
+    taken: AtomicBool,
+}
+
+impl Seat {
+    /// The image has come to the session of `stage`.
+    fn came_to(&self, stage: Stage) {
+        if self.comes_to[stage as usize].swap(false, Ordering::SeqCst) {
+            self.budget.coming[stage as usize].fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The image comes to no session any more, and others are admitted as if it were not there. Its bytes stay reserved
+    /// while a thread has them.
+    pub fn leave(&self) {
+        Stage::ALL.into_iter().for_each(|stage| self.came_to(stage));
+        if self.taken.swap(false, Ordering::SeqCst) {
+            self.budget.give_back(0, 1);
+        }
+    }
+}
+
 /// A part of the budget; given back when dropped.
 pub struct Reservation {
-    budget: Arc<Budget>,
+    seat: Arc<Seat>,
     bytes: u64,
-    comes_to: [bool; 2],
 }
 
 impl Reservation {
     /// Gives back all but `bytes`. Growing is impossible.
     pub fn shrink_to(&mut self, bytes: u64) {
         if bytes < self.bytes {
-            self.budget.give_back(self.bytes - bytes, 0);
+            self.seat.budget.give_back(self.bytes - bytes, 0);
             self.bytes = bytes;
         }
     }
 
     /// The image has come to the session of `stage`.
-    pub fn came_to(&mut self, stage: Stage) {
-        if std::mem::take(&mut self.comes_to[stage as usize]) {
-            self.budget.coming[stage as usize].fetch_sub(1, Ordering::SeqCst);
-        }
+    pub fn came_to(&self, stage: Stage) {
+        self.seat.came_to(stage);
+    }
+
+    /// For whoever may give the image up.
+    pub fn seat(&self) -> Arc<Seat> {
+        Arc::clone(&self.seat)
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        Stage::ALL.into_iter().for_each(|stage| self.came_to(stage));
-        self.budget.give_back(self.bytes, 1);
+        self.seat.budget.give_back(self.bytes, 0);
+        self.seat.leave();
     }
 }
 
@@ -164,7 +191,7 @@ mod tests {
     fn whoever_is_on_the_way_to_a_session_is_known() {
         let budget = Budget::new(100, 9);
         let stop = Stop::default();
-        let mut both = budget.admit(1, &Stage::ALL, &stop).unwrap();
+        let both = budget.admit(1, &Stage::ALL, &stop).unwrap();
         let failed = budget.admit(1, &[Stage::Detect], &stop).unwrap();
         both.came_to(Stage::Detect);
         both.came_to(Stage::Detect);
@@ -173,5 +200,23 @@ mod tests {
         assert!(!budget.more_comes_to(Stage::Detect) && budget.more_comes_to(Stage::Embed));
         drop(both);
         assert!(!budget.more_comes_to(Stage::Embed));
+    }
+
+    #[test]
+    fn an_image_that_was_given_up_is_waited_for_by_nobody_and_keeps_its_bytes() {
+        let budget = Budget::new(100, 9);
+        let stop = Stop::default();
+        let hangs = budget.admit(90, &Stage::ALL, &stop).unwrap();
+        let seat = hangs.seat();
+        seat.leave();
+        seat.leave();
+        assert!(Stage::ALL.iter().all(|stage| !budget.more_comes_to(*stage)));
+        assert_eq!(budget.held_bytes(), 90);
+        // Alone beside it, as it may hang for ever.
+        let second = budget.admit(80, &[], &stop).unwrap();
+        assert_eq!(budget.held_bytes(), 170);
+        drop(second);
+        drop(hangs);
+        assert_eq!((budget.held_bytes(), budget.held.lock().unwrap().images), (0, 0));
     }
 }

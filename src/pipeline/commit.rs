@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use super::apart::Word;
 use super::breaker::Breaker;
 use super::budget::Budget;
+use super::desk::Desk;
 use super::failures::TooMany;
 use super::flights::{Stall, StallNews};
 use super::measure::{line, resident_bytes, step_sample};
@@ -41,11 +42,11 @@ const RESCUE_EVERY: Duration = Duration::from_secs(5);
 /// Stores outcomes until `finished` is closed.
 pub(super) fn run(
     job: &Job<'_>,
-    budget: &Budget,
+    (budget, desk): (&Budget, &Desk<'_>),
     terminators: &[Terminator],
     finished: &Receiver<Finished>,
 ) -> Result<(), Error> {
-    let stored = store_all(job, budget, terminators, finished);
+    let stored = store_all(job, (budget, desk), terminators, finished);
     if stored.is_err() {
         // Nobody else ends calls that are under way now.
         job.stop.abort();
@@ -56,7 +57,7 @@ pub(super) fn run(
 
 fn store_all(
     job: &Job<'_>,
-    budget: &Budget,
+    (budget, desk): (&Budget, &Desk<'_>),
     terminators: &[Terminator],
     finished: &Receiver<Finished>,
 ) -> Result<(), Error> {
@@ -78,7 +79,7 @@ fn store_all(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 breaker.let_through(&mut batch);
-                store(job, &mut batch)?;
+                store(job, desk, &mut batch)?;
                 pulse.beat(job, budget)?;
                 return breaker.verdict();
             }
@@ -87,7 +88,7 @@ fn store_all(
             breaker.let_through(&mut batch);
         }
         if batch.len() >= COMMIT_ROWS || oldest.elapsed() >= patience {
-            store(job, &mut batch)?;
+            store(job, desk, &mut batch)?;
         }
         if job.stop.is_ending() {
             // Again and again: a session may have begun another call meanwhile.
@@ -99,7 +100,7 @@ fn store_all(
     }
 }
 
-fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
+fn store(job: &Job<'_>, desk: &Desk<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
     if batch.is_empty() {
         return Ok(());
     }
@@ -118,6 +119,7 @@ fn store(job: &Job<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {
     Progress::add(&progress.detected, committed.detected);
     Progress::add(&progress.embedded, committed.embedded);
     Progress::add(&progress.dropped, committed.dropped);
+    desk.settle(batch);
     batch.iter().for_each(|finished| job.tell(Word::Ended(finished.id)));
     // Last: `read` takes it as the sign that nothing is in flight.
     Progress::add(&progress.ended, batch.len() as u64);

@@ -32,6 +32,11 @@ impl Cores {
         self.take(1, |state, threads| state.sessions_waiting == 0 && state.busy < threads)
     }
 
+    /// No permit, for a thread of the pool that waits for a disk.
+    pub fn none(&self) -> Permit<'_> {
+        Permit { cores: self, permits: 0 }
+    }
+
     /// Waits for `threads` permits, for the call of a session that computes with so many.
     pub fn several(&self, threads: usize) -> Permit<'_> {
         if self.strict {
@@ -47,7 +52,7 @@ impl Cores {
 
     fn take(&self, permits: usize, free: impl Fn(&State, usize) -> bool) -> Permit<'_> {
         if !self.strict {
-            return Permit { cores: self, permits: 0 };
+            return self.none();
         }
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.freed.wait_while(state, |state| !free(state, self.threads));

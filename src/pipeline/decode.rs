@@ -1,25 +1,27 @@
 //! `decode`: looks at headers ahead, admits images by their worst case in bytes, and decodes them on the pool.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, bounded, never, select};
 
 use super::apart::Word;
 use super::budget::{Budget, Reservation};
-use super::message::{Decoded, Image, Located, Origin, Refused, failed, finished};
+use super::desk::Desk;
+use super::message::{Decoded, Image, Located, Origin, failed, finished};
 use super::progress::{Step, Wait};
 use super::scale::by_scale;
 use super::stop::AbortOnPanic;
 use super::{Job, Shapes};
 use crate::error::Error;
-use crate::fault;
+use crate::fault::{self, Hang};
 use crate::geometry::{BoxPx, Scale};
 use crate::pixels::decode::{Upright, decode};
 use crate::pixels::header::{Probed, probe_below};
 use crate::pixels::tensor;
 use crate::printable;
 use crate::recipe::ImageInput;
-use crate::row::{Claim, Finished, Outcome, Region, Stage};
+use crate::row::{Claim, Finished, Outcome, Region, RowError, Stage};
 
 /// Headers that are looked at ahead, for each thread of the pool: files on a slow disk are then opened side by side.
 const PROBES_PER_THREAD: usize = 2;
@@ -29,26 +31,29 @@ pub(super) struct Exits {
     pub(super) detect: Option<Sender<Decoded>>,
     pub(super) crop: Sender<Located>,
     pub(super) commit: Sender<Finished>,
+    /// Closed when no more is decoded.
+    pub(super) _pool: Sender<Infallible>,
 }
 
 /// Everything that decoding an image needs.
 #[derive(Clone, Copy)]
-struct Decoding<'a> {
-    job: &'a Job<'a>,
+struct Decoding<'a, 'j> {
+    job: &'j Job<'j>,
     shapes: &'a Shapes,
+    desk: &'a Desk<'j>,
     exits: &'a Exits,
 }
 
 /// Admits one image after the other; the pool decodes them in any order. Channels behind it hold as many
 /// images as the budget admits, so that no thread of the pool ever waits on a channel.
-pub(super) fn run(
-    job: &Job<'_>,
+pub(super) fn run<'j>(
+    job: &'j Job<'j>,
     shapes: &Shapes,
-    budget: &Arc<Budget>,
+    (budget, desk): (&Arc<Budget>, &Desk<'j>),
     claimed: &Receiver<Claim>,
     exits: &Exits,
 ) -> Result<(), Error> {
-    let decoding = Decoding { job, shapes, exits };
+    let decoding = Decoding { job, shapes, desk, exits };
     let ahead_most = PROBES_PER_THREAD * job.config.threads;
     let (probed_tx, probed_rx) = bounded(ahead_most);
     let none = never();
@@ -59,7 +64,7 @@ pub(super) fn run(
             let next = job.progress.waits(Step::Decode, Wait::Input, || {
                 select! {
                     recv(claims) -> claim => Next::Claim(claim.ok()),
-                    recv(probed_rx) -> probed => Next::Probed(probed.ok()),
+                    recv(probed_rx) -> probed => Next::Probed(probed.ok().flatten()),
                 }
             });
             match next {
@@ -75,23 +80,13 @@ pub(super) fn run(
                         let probed_tx = probed_tx.clone();
                         scope.spawn(move |_| {
                             let _abort = AbortOnPanic(job.stop);
-                            let probed = probe_below(&claim.path, job.config.root.as_ref(), &job.config.decode);
-                            let places = &job.progress.places;
-                            let probed = probed.map_err(|error| places.doubt(&claim.path, error));
-                            probed.iter().for_each(|probed| places.was_read(probed));
-                            // As many may wait in it as are looked at ahead.
-                            let _ = probed_tx.send((claim, probed));
+                            decoding.probe(claim, &probed_tx);
                         });
                     }
                 }
-                Next::Probed(None) => return,
-                Next::Probed(Some((claim, Err(refused)))) => {
+                Next::Probed(probed) => {
                     ahead -= 1;
-                    decoding.fail(&claim, refused);
-                }
-                Next::Probed(Some((claim, Ok(probed)))) => {
-                    ahead -= 1;
-                    if let Some(admitted) = decoding.admit(claim, probed, budget) {
+                    if let Some(admitted) = probed.and_then(|found| decoding.admit(found.claim, found.probed, budget)) {
                         scope.spawn(move |_| {
                             let _abort = AbortOnPanic(job.stop);
                             if !job.stop.is_ending() {
@@ -108,7 +103,14 @@ pub(super) fn run(
 
 enum Next {
     Claim(Option<Claim>),
-    Probed(Option<(Claim, Result<Probed, Refused>)>),
+    /// `None`: it has its outcome.
+    Probed(Option<Found>),
+}
+
+/// An image whose header was read.
+struct Found {
+    claim: Claim,
+    probed: Probed,
 }
 
 /// An image with its memory.
@@ -121,7 +123,42 @@ struct Admitted {
     held: Reservation,
 }
 
-impl<'a> Decoding<'a> {
+impl<'a, 'j> Decoding<'a, 'j> {
+    /// Looks at a header, and says so whatever becomes of it: one more may be looked at ahead.
+    fn probe(&self, claim: Claim, probed_tx: &Sender<Option<Found>>) {
+        let (give_up, next) = (self.giving_up(&claim), probed_tx.clone());
+        let ticket = self.desk.begin(claim.id, &claim.path, self.job.cores.none(), move |error| {
+            give_up(error);
+            let _ = next.send(None);
+        });
+        fault::hang(Hang::Probe, &claim.path);
+        let config = self.job.config;
+        let probed = probe_below(&claim.path, config.root.as_ref(), &config.decode);
+        let places = &self.job.progress.places;
+        let probed = probed.map_err(|error| failed(&claim, places.doubt(&claim.path, error)));
+        probed.iter().for_each(|probed| places.was_read(probed));
+        if ticket.finish().is_none() {
+            return;
+        }
+        let found = match probed {
+            Ok(probed) => Some(Found { claim, probed }),
+            Err(ended) => {
+                self.end(ended);
+                None
+            }
+        };
+        // As many may wait in it as are looked at ahead.
+        let _ = probed_tx.send(found);
+    }
+
+    /// What the desk does where a thread hangs in this file.
+    fn giving_up(&self, claim: &Claim) -> impl FnOnce(RowError) + Send + use<'j> {
+        let (progress, commit, claim) = (self.job.progress, self.exits.commit.clone(), claim.clone());
+        move |error| {
+            progress.send(Step::Decode, Step::Commit, &commit, failed(&claim, error.into()));
+        }
+    }
+
     fn detector_input(&self, claim: &Claim) -> Option<&'a ImageInput> {
         self.shapes.detect.as_ref().filter(|_| claim.stage == Stage::Detect)
     }
@@ -134,10 +171,6 @@ impl<'a> Decoding<'a> {
         let outcome = Outcome::Done { raw: None, regions: regions.clone(), embed: Some(Ok(())) };
         self.end(finished(claim, None, outcome));
         true
-    }
-
-    fn fail(&self, claim: &Claim, refused: Refused) {
-        self.end(failed(claim, refused));
     }
 
     /// A closed channel means that the run is ending; the row is released.
@@ -209,11 +242,21 @@ impl<'a> Decoding<'a> {
             held.shrink_to(again_bytes);
             return self.locate(Image { claim, facts: None, probed, picture: None, again_bytes, held });
         };
-        let cores = self.job.cores.one();
-        let decoded = self.job.progress.timed(Step::Decode, || decode(&probed, &self.job.config.decode, scale));
+        let (give_up, seat) = (self.giving_up(&claim), held.seat());
+        let ticket = self.desk.begin(claim.id, &claim.path, self.job.cores.one(), move |error| {
+            seat.leave();
+            give_up(error);
+        });
+        let decoded = self.job.progress.timed(Step::Decode, || {
+            fault::hang(Hang::Decode, &claim.path);
+            let places = &self.job.progress.places;
+            decode(&probed, &self.job.config.decode, scale)
+                .map_err(|error| Box::new(failed(&claim, places.doubt(&claim.path, error))))
+        });
+        let Some(cores) = ticket.finish() else { return };
         let Upright { picture, facts } = match decoded {
             Ok(upright) => upright,
-            Err(error) => return self.fail(&claim, self.job.progress.places.doubt(&claim.path, error)),
+            Err(ended) => return self.end(*ended),
         };
         self.job.progress.decoded(scale);
         fault::poison(&claim.path);
@@ -222,7 +265,7 @@ impl<'a> Decoding<'a> {
             return self.end(finished(&claim, None, Outcome::FileChanged));
         }
         let input = self.detector_input(&claim);
-        let upright = facts.upright;
+        let (upright, stamp) = (facts.upright, Some(facts.stamp));
         let picture_bytes = picture.bytes();
         let mut image = Image { claim, facts: Some(facts), probed, picture: Some(picture), again_bytes, held };
         let (Some(input), Some(detect), Some(picture)) = (input, &self.exits.detect, &image.picture) else {
@@ -240,7 +283,9 @@ impl<'a> Decoding<'a> {
                 let decoded = Decoded { image, tensor, size: input.tensor_size(upright), placed };
                 self.job.progress.send(Step::Decode, Step::Detect, detect, decoded);
             }
-            Err(error) => self.fail(&image.claim, error.into()),
+            Err(error) => {
+                self.end(Finished { stamp, ..finished(&image.claim, None, Outcome::Failed(error)) });
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use crate::model;
 use crate::pixels::header::Probed;
 use crate::pixels::picture::Picture;
 use crate::pixels::tensor::Placed;
-use crate::row::{Claim, FileStamp, Finished, ImageFacts, ImageId, Lost, Outcome, Raw, Region, RowError};
+use crate::row::{Claim, FileStamp, Finished, ImageFacts, ImageId, Lost, Outcome, Raw, Region, RowCode, RowError};
 
 /// From `decode` to `detect`: an upright picture and its tensor.
 pub struct Decoded {
@@ -120,10 +120,14 @@ pub fn finished(claim: &Claim, facts: Option<ImageFacts>, outcome: Outcome) -> F
     Finished { id: claim.id, token: claim.token, stage: claim.stage, facts, stamp, lost: None, outcome }
 }
 
-/// A file that could not be decoded; looked at once more for its size and time, unless all around it is gone.
+/// A file that could not be decoded; looked at once more for its size and time. Not where all around it is gone, nor where
+/// a thread hangs in it: this one would, too.
 pub fn failed(claim: &Claim, refused: Refused) -> Finished {
     let Refused { error, lost } = refused;
-    let there = if lost.is_none() { std::fs::metadata(&claim.path).ok() } else { None };
-    let stamp = there.map(|m| FileStamp::of(&m));
+    let stamp = match (error.code, &lost) {
+        (RowCode::TimedOut, _) => claim.seen,
+        (_, Some(_)) => None,
+        (_, None) => std::fs::metadata(&claim.path).ok().map(|m| FileStamp::of(&m)),
+    };
     Finished { stamp, lost, ..finished(claim, None, Outcome::Failed(error)) }
 }

@@ -13,6 +13,7 @@ pub mod cores;
 mod crop;
 pub mod crop_file;
 mod decode;
+mod desk;
 mod detect;
 mod embed;
 pub mod failures;
@@ -20,6 +21,7 @@ pub mod flights;
 pub mod learn;
 pub mod measure;
 mod message;
+mod oversee;
 pub mod progress;
 mod read;
 mod scale;
@@ -29,7 +31,7 @@ pub mod stop;
 mod stopwatch;
 pub mod tune;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
@@ -52,6 +54,7 @@ use batch::Patience;
 use budget::Budget;
 use calls::Calls;
 use cores::Cores;
+use desk::Desk;
 use learn::Learning;
 use measure::Instruments;
 use progress::{Progress, Step};
@@ -104,6 +107,9 @@ pub struct Job<'a> {
     pub watcher: Option<&'a (dyn Fn(Word) + Sync)>,
     /// One row after the other.
     pub one_by_one: bool,
+    /// Ends the process in the way that a run ends, with this result: threads that hang can never be joined. Does
+    /// not return. Rows in flight have to be released.
+    pub leave: &'a (dyn Fn(Result<Summary, Error>) + Sync),
 }
 
 impl Job<'_> {
@@ -140,8 +146,21 @@ pub struct Summary {
     pub released: u64,
 }
 
+impl Summary {
+    /// Of the counters, before anything is released.
+    fn of(progress: &Progress) -> Self {
+        Self {
+            done: Progress::get(&progress.done),
+            failed: Progress::get(&progress.failed),
+            dropped: Progress::get(&progress.dropped),
+            released: 0,
+        }
+    }
+}
+
 /// Works until nothing is pending, the limit is reached or a stop is asked for. Whatever happens, rows that
-/// did not end are pending again when this returns, and both sessions are gone.
+/// did not end are pending again when this returns, and both sessions are gone. It does not return, but calls
+/// [`Job::leave`], where threads hang in files and nothing else is left to do, or nobody to do it.
 ///
 /// # Errors
 /// The first error of a stage, in the order of the flow; finished rows are stored.
@@ -160,6 +179,7 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
     job.progress.sessions.store(detectors.len().max(embedders.len()), Ordering::Relaxed);
     let assembly = Arc::new(Assembly::default());
     let (detecting, embedding) = (&AtomicUsize::new(0), &AtomicUsize::new(0));
+    let (desk, read_is_over) = (&Desk::new(job.config.decode_limit), &AtomicBool::new(false));
     let (detect_tuner, embed_tuner) = (&Mutex::new(room.detect), &Mutex::new(room.embed));
     let result: Result<(), Error> = std::thread::scope(|scope| {
         let (claimed_tx, claimed_rx) = bounded(CLAIMS_WAITING);
@@ -168,22 +188,31 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
         let (located_tx, located_rx) = bounded(room.images);
         let (crops_tx, crops_rx) = bounded(room.crops);
         let (commit_tx, commit_rx) = bounded(OUTCOMES_WAITING);
+        let (pool_tx, pool_rx) = bounded(0);
         let decode_exits = decode::Exits {
             detect: (!detectors.is_empty()).then_some(decoded_tx),
             crop: located_tx.clone(),
             commit: commit_tx.clone(),
+            _pool: pool_tx.clone(),
         };
         let crop_exits = crop::Exits {
             embed: (!embedders.is_empty()).then_some(crops_tx),
             assembly: Arc::clone(&assembly),
             commit: commit_tx.clone(),
+            _pool: pool_tx,
         };
         let (shapes, budget, terminators, assembly, memory) = (&shapes, &budget, &terminators, &*assembly, &memory);
         let calls = |step, tuner| Calls::new(job.progress, job.cores, threads_per_session, step, tuner);
         let (detect_commit, embed_commit) = (commit_tx.clone(), commit_tx);
         let stages = [
-            stage(scope, job.stop, "read", move || read::run(job, &claimed_tx))?,
-            stage(scope, job.stop, "decode", move || decode::run(job, shapes, budget, &claimed_rx, &decode_exits))?,
+            stage(scope, job.stop, "read", move || {
+                let read = read::run(job, &claimed_tx);
+                read_is_over.store(true, Ordering::Release);
+                read
+            })?,
+            stage(scope, job.stop, "decode", move || {
+                decode::run(job, shapes, (budget, desk), &claimed_rx, &decode_exits)
+            })?,
             stage(scope, job.stop, "detect", move || {
                 let batches = detect::batches(job, budget, (&decoded_rx, detectors.len()), detecting);
                 side_by_side(job.stop, detectors, |detector| {
@@ -191,7 +220,7 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
                     detect::run(job, detector, (&calls, memory), &batches, (&located_tx, &detect_commit))
                 })
             })?,
-            stage(scope, job.stop, "crop", move || crop::run(job, shapes, &located_rx, &crop_exits))?,
+            stage(scope, job.stop, "crop", move || crop::run(job, shapes, desk, &located_rx, &crop_exits))?,
             stage(scope, job.stop, "embed", move || {
                 let batches = embed::batches(job, budget, (&crops_rx, embedders.len()), embedding);
                 side_by_side(job.stop, embedders, |embedder| {
@@ -199,7 +228,8 @@ pub fn run(job: &Job<'_>, models: Models) -> Result<Summary, Error> {
                     embed::run(job, embedder, (&calls, memory), &batches, (assembly, &embed_commit))
                 })
             })?,
-            stage(scope, job.stop, "commit", move || commit::run(job, budget, terminators, &commit_rx))?,
+            stage(scope, job.stop, "commit", move || commit::run(job, (budget, desk), terminators, &commit_rx))?,
+            stage(scope, job.stop, "oversee", move || oversee::run(job, desk, read_is_over, &pool_rx))?,
         ];
         // Every stage is joined before the first error, in the order of the flow, is told.
         let ends: Vec<Result<(), Error>> = stages.into_iter().map(join).collect();

@@ -31,7 +31,8 @@ pub fn run_staged(
             let before = Memory::now(job);
             let models = load(*stage)?;
             let loaded = Memory::now(job);
-            summary = run(&Job { stages: std::slice::from_ref(stage), ..*job }, models)?;
+            let leave = |result| (job.leave)(nothing_more(job, *stage, result));
+            summary = run(&Job { stages: std::slice::from_ref(stage), leave: &leave, ..*job }, models)?;
             give_back();
             tell(&before.describe(loaded, Memory::now(job), *stage));
         }
@@ -40,6 +41,23 @@ pub fn run_staged(
             return Ok(summary);
         }
     }
+}
+
+/// How a process ends that threads hang in during the pass of `stage`: another pass would need them back.
+fn nothing_more(job: &Job<'_>, stage: Stage, result: Result<Summary, Error>) -> Result<Summary, Error> {
+    let summary = result?;
+    settle(job)?;
+    for other in job.stages {
+        // A limit leaves rows of the first stage for another run.
+        let counts = job.config.limit.is_none() || *other as usize > stage as usize;
+        if counts && is_pending(job, *other)? {
+            return Err(Error::Stuck(format!(
+                "the pass of {} cannot begin beside threads that hang in files",
+                other.word()
+            )));
+        }
+    }
+    Ok(summary)
 }
 
 /// Makes rows due, so that it can be told whether a stage has any before its model is loaded.

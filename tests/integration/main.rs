@@ -13,6 +13,7 @@ mod doctor;
 mod failures;
 mod golden;
 mod hostile;
+mod hung;
 mod input;
 mod measurements;
 mod memory;

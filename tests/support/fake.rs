@@ -253,6 +253,7 @@ impl Default for Setup {
                     mode: Decode::Scaled,
                 },
                 crops: None,
+                decode_limit: Duration::from_secs(300),
                 limit: None,
                 max_failures: None,
                 threads: 2,
@@ -336,6 +337,7 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
         stop,
         watcher: (setup.claims != Claims::Ordinary).then_some(&Word::say),
         one_by_one: setup.claims == Claims::Alone,
+        leave: &|result| panic!("the run left its process: {result:?}"),
     };
     let result = if config.staged {
         run_staged(&job, &mut |stage| Ok(load(&[stage])), &|| {}, &|_| {})
