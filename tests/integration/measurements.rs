@@ -55,7 +55,7 @@ fn databases_of_every_earlier_schema_keep_what_is_in_them() {
         }
         drop(conn);
         let mut db = Db::open(&path).unwrap();
-        assert_eq!(number(&path, "PRAGMA user_version"), 3);
+        assert_eq!(number(&path, "PRAGMA user_version"), 4);
         let kept = folder.path().join(format!("old.db.schema{version}.bak"));
         assert_eq!(number(&kept, "PRAGMA user_version"), version);
         for file in [&path, &kept] {

@@ -118,7 +118,7 @@ fn the_log_stays_small_and_grows_only_while_somebody_reads_in_one_transaction() 
     let vectors = number(&db, "SELECT sum(length(vector)) FROM embeddings") as u64;
     assert!(vectors > 36 << 20, "{vectors}");
     // 8,000 pages, and what is committed until the checkpoint has been made.
-    assert!(alone < 42 << 20, "{alone}");
+    assert!(alone < 64 << 20, "{alone}");
     assert!(with_reader > vectors, "{with_reader}");
     let done = "SELECT count(*) FROM images WHERE embed_state = 'done'";
     assert_eq!((number(&db, done), number(&watched, done)), (250, 250));

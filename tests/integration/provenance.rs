@@ -235,7 +235,7 @@ fn a_step_of_shapes_is_part_of_the_recipe_counted_as_padding_remembered_and_can_
     assert_eq!((number(path, recipe), padding()), (0, "0.000".to_owned()), "as before there were steps");
     let plain = dump(path);
     let said = expect(&run(&["--shape-step", "512"]), 1);
-    assert!(said.contains("4 of 4 finished rows") && said.contains("shape_step_px was null, is 512"), "{said}");
+    assert!(said.contains("4 of 4 finished rows") && said.contains("shape_step_px was not set, is 512"), "{said}");
     assert_eq!(dump(path), plain);
     let said = expect(&run(&["--shape-step", "512", "--stale", "redo"]), 0);
     assert!(said.contains("4 done"), "{said}");
