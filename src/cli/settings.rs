@@ -293,8 +293,9 @@ mod tests {
         let json = serde_json::to_string(&first).unwrap();
         let second = Settings::remembered(Some(&json)).unwrap().overridden_by(&args("run x.db"));
         assert_eq!(second, first);
-        let third = second
-            .overridden_by(&args("run x.db --detector none --crop-fit model --crops none --batch auto --staged auto --shape-step none"));
+        let third = second.overridden_by(&args(
+            "run x.db --detector none --crop-fit model --crops none --batch auto --staged auto --shape-step none",
+        ));
         assert_eq!((third.detector, third.crop_fit, third.crops), (None, None, None));
         assert_eq!((first.shape_step_px, third.shape_step_px), (Some(64), None));
         assert_eq!((third.batch_size, third.staged), (Batch::Auto, false));

@@ -109,11 +109,7 @@ impl Bound {
         self.binding.synchronize_inputs()
     }
 
-    fn values<'v>(
-        &self,
-        given: &'v SessionOutputs<'_>,
-        outputs: &[usize],
-    ) -> ort::Result<Vec<&'v DynValue>> {
+    fn values<'v>(&self, given: &'v SessionOutputs<'_>, outputs: &[usize]) -> ort::Result<Vec<&'v DynValue>> {
         let value = |output: &usize| {
             let name = &self.outputs[*output].name;
             given.get(name).ok_or_else(|| ort::Error::new(format!("the runtime gave no output {name}")))

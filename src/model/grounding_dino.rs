@@ -11,9 +11,9 @@ use ndarray::{Array2, ArrayView2, Axis, s};
 
 use super::facts::Facts;
 use super::hub::HubConfig;
+use super::memory::ImageBatch;
 use super::port::Feed;
 use super::prompt::{self, Label, Prompts};
-use super::memory::ImageBatch;
 use super::session::{Graph, Images};
 use super::text::{Text, Token};
 use super::transformer::{Heads, MaskPort, check_finite, corner_box, image_of, sigmoid, trial_size};

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use ndarray::{Array2, ArrayView2, s};
 
 use super::facts::Facts;
+use super::memory::ImageBatch;
 use super::port::Feed;
 use super::prompt::{Label, Prompts};
-use super::memory::ImageBatch;
 use super::session::{Graph, Images};
 use super::text::Text;
 use super::transformer::{Heads, check_finite, corner_box, image_of, sigmoid, trial_size};

@@ -223,7 +223,11 @@ impl Graph {
         });
         let failed = match shapes {
             Ok(shapes) if read.iter().map(|o| &self.outputs[*o].dims).eq(&shapes) => {
-                return log::info!("model {}: its outputs come into {}", self.path.display(), memory::word(&self.device));
+                return log::info!(
+                    "model {}: its outputs come into {}",
+                    self.path.display(),
+                    memory::word(&self.device)
+                );
             }
             Ok(shapes) => format!("the outputs have the shapes {shapes:?}"),
             Err(error) => error.to_string(),
@@ -375,11 +379,7 @@ impl Graph {
 }
 
 /// Hands outputs to `read` as f32; `halves` says which are f16.
-fn hand<T>(
-    given: &[&DynValue],
-    halves: &[bool],
-    read: impl FnOnce(&[ArrayViewD<'_, f32>]) -> T,
-) -> ort::Result<T> {
+fn hand<T>(given: &[&DynValue], halves: &[bool], read: impl FnOnce(&[ArrayViewD<'_, f32>]) -> T) -> ort::Result<T> {
     let mut owned: Vec<Option<ArrayD<f32>>> = Vec::new();
     for (value, half) in given.iter().zip(halves) {
         let numbers = if *half { Some(value.try_extract_array::<half::f16>()?) } else { None };

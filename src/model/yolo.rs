@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use ndarray::{Ix2};
+use ndarray::Ix2;
 
 use super::card::{Card, Layout};
 use super::facts::{self, Facts};
 use super::input::{Draft, check_size};
-use super::port::Numbers;
 use super::memory::ImageBatch;
+use super::port::Numbers;
 use super::session::{Graph, nothing_more};
 use super::{Asked, Detector, Found, ModelError, labels, loaded_graph};
 use crate::candidate::{Naming, Vocabulary};

@@ -141,7 +141,8 @@ mod tests {
     fn collect(rx: &Receiver<Message>, budget: &Budget, size: usize) -> Vec<String> {
         let progress = Progress::default();
         let arrived = |m: &mut Message| m.2.iter_mut().for_each(|held| held.came_to(Stage::Detect));
-        let mut batches = Batches::new(rx, (&progress, budget), Stage::Detect, Patience::WhileMoreComes, |m: &Message| m.0, arrived);
+        let mut batches =
+            Batches::new(rx, (&progress, budget), Stage::Detect, Patience::WhileMoreComes, |m: &Message| m.0, arrived);
         let mut all = Vec::new();
         while let Some(batch) = batches.next(|_| size) {
             all.push(batch.into_iter().map(|m| m.1).collect());

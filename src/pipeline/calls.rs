@@ -71,12 +71,7 @@ impl<'a> Calls<'a> {
     ///
     /// # Errors
     /// The model refuses everything, memory does not suffice for one image, or the device is gone.
-    pub fn answer<A: Attempt>(
-        &self,
-        attempt: &mut A,
-        images: usize,
-        shape: Size,
-    ) -> Result<Answer<A::Answer>, Error> {
+    pub fn answer<A: Attempt>(&self, attempt: &mut A, images: usize, shape: Size) -> Result<Answer<A::Answer>, Error> {
         let mut answers: Vec<Result<A::Answer, RowError>> = Vec::with_capacity(images);
         let (mut refused_alone, mut opened_anew) = (0, false);
         let most = self.images(shape).max(1);

@@ -37,35 +37,43 @@ pub(super) fn run(
     let batches = Batches::new(decoded, flow, Stage::Detect, job.patience(&in_hand), |d: &Decoded| d.size, arrived);
     let mut nan = NanWatch::default();
     let place = (job.progress, job.stop, memory);
-    each_batch(place, batches, |size| calls.images(*size), |d| d.size, |batch, stack| {
-        if job.stop.is_ending() {
-            return Ok(());
-        }
-        let size = batch[0].size;
-        count_padding(job.progress, &batch);
-        let asked: Vec<Asked<'_>> =
-            batch.iter().map(|d| Asked { prompt: d.image.claim.prompt.as_deref(), valid: d.placed.valid }).collect();
-        let mut attempt = DetectorCall { detector: detector.as_mut(), stack, images: &batch, asked, size, floor };
-        let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { return Ok(()) };
-        nan.look(&answers)?;
-        for (Decoded { mut image, tensor, placed, .. }, answer) in batch.into_iter().zip(answers) {
-            drop(tensor);
-            image.shrink();
-            // A closed channel means that the run is ending; the row is released.
-            match answer {
-                Ok(found) => {
-                    let found = Origin::Raw(found, placed.placement);
-                    job.progress.send(Step::Detect, Step::Crop, located, Located { image, found });
-                }
-                Err(error) => {
-                    let outcome = Outcome::Failed(error.at(&image.claim.path));
-                    let ended = finished(&image.claim, image.facts, outcome);
-                    job.progress.send(Step::Detect, Step::Commit, commit, ended);
+    each_batch(
+        place,
+        batches,
+        |size| calls.images(*size),
+        |d| d.size,
+        |batch, stack| {
+            if job.stop.is_ending() {
+                return Ok(());
+            }
+            let size = batch[0].size;
+            count_padding(job.progress, &batch);
+            let asked: Vec<Asked<'_>> = batch
+                .iter()
+                .map(|d| Asked { prompt: d.image.claim.prompt.as_deref(), valid: d.placed.valid })
+                .collect();
+            let mut attempt = DetectorCall { detector: detector.as_mut(), stack, images: &batch, asked, size, floor };
+            let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { return Ok(()) };
+            nan.look(&answers)?;
+            for (Decoded { mut image, tensor, placed, .. }, answer) in batch.into_iter().zip(answers) {
+                drop(tensor);
+                image.shrink();
+                // A closed channel means that the run is ending; the row is released.
+                match answer {
+                    Ok(found) => {
+                        let found = Origin::Raw(found, placed.placement);
+                        job.progress.send(Step::Detect, Step::Crop, located, Located { image, found });
+                    }
+                    Err(error) => {
+                        let outcome = Outcome::Failed(error.at(&image.claim.path));
+                        let ended = finished(&image.claim, image.facts, outcome);
+                        job.progress.send(Step::Detect, Step::Commit, commit, ended);
+                    }
                 }
             }
-        }
-        Ok(())
-    })
+            Ok(())
+        },
+    )
 }
 
 impl Image for Decoded {

@@ -35,22 +35,28 @@ pub(super) fn run(
     let batches = Batches::new(crops, flow, Stage::Embed, job.patience(&in_hand), |_| (), |_| ());
     let mut nan = NanWatch::default();
     let place = (job.progress, job.stop, memory);
-    each_batch(place, batches, |()| calls.images(size), |_| size, |batch, stack| {
-        if job.stop.is_ending() {
-            return Ok(());
-        }
-        Progress::add(&job.progress.input_values, 3 * size.pixels() * batch.len() as u64);
-        let mut attempt = EmbedderCall { embedder: embedder.as_mut(), stack, crops: &batch, size };
-        let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { return Ok(()) };
-        nan.look(&answers)?;
-        for (Crop { image, region, tensor }, answer) in batch.into_iter().zip(answers) {
-            let vector = tensor.and_then(|_| Ok(answer?));
-            if let Some(ended) = assembly.fill(image, region, vector) {
-                job.progress.send(Step::Embed, Step::Commit, commit, ended);
+    each_batch(
+        place,
+        batches,
+        |()| calls.images(size),
+        |_| size,
+        |batch, stack| {
+            if job.stop.is_ending() {
+                return Ok(());
             }
-        }
-        Ok(())
-    })
+            Progress::add(&job.progress.input_values, 3 * size.pixels() * batch.len() as u64);
+            let mut attempt = EmbedderCall { embedder: embedder.as_mut(), stack, crops: &batch, size };
+            let Answer::Given(answers) = calls.answer(&mut attempt, batch.len(), size)? else { return Ok(()) };
+            nan.look(&answers)?;
+            for (Crop { image, region, tensor }, answer) in batch.into_iter().zip(answers) {
+                let vector = tensor.and_then(|_| Ok(answer?));
+                if let Some(ended) = assembly.fill(image, region, vector) {
+                    job.progress.send(Step::Embed, Step::Commit, commit, ended);
+                }
+            }
+            Ok(())
+        },
+    )
 }
 
 impl Image for Crop {

@@ -245,7 +245,10 @@ fn a_step_of_shapes_is_part_of_the_recipe_counted_as_padding_remembered_and_can_
     assert!((0.40..0.50).contains(&share), "{share}");
     // Remembered: nothing is stale and nothing is asked.
     expect(&run(&[]), 0);
-    assert_eq!(number(path, "SELECT count(DISTINCT settings) FROM runs WHERE settings LIKE '%\"shape_step_px\":512%'"), 1);
+    assert_eq!(
+        number(path, "SELECT count(DISTINCT settings) FROM runs WHERE settings LIKE '%\"shape_step_px\":512%'"),
+        1
+    );
     expect(&run(&["--shape-step", "none", "--stale", "redo"]), 0);
     assert_eq!(dump(path), plain, "as if there had never been a step");
     assert_sound(path);

@@ -38,7 +38,9 @@ fn pattern(call: usize, images: usize, size: Size) -> Array4<f32> {
 
 #[test]
 fn detectors_find_the_same_with_bound_outputs_for_every_shape_prompt_and_batch() {
-    for model in ["detr-tiny", "deformable_detr-tiny", "grounding-dino-tiny", "owlvit-tiny", "yolo-v8-tiny", "yolos-tiny"] {
+    for model in
+        ["detr-tiny", "deformable_detr-tiny", "grounding-dino-tiny", "owlvit-tiny", "yolo-v8-tiny", "yolos-tiny"]
+    {
         let [mut plain, mut bound] = devices().map(|device| detector_on(&device, model));
         assert_bound([plain.as_ref(), bound.as_ref()], model);
         let sizes = match plain.input().fit {
@@ -46,7 +48,8 @@ fn detectors_find_the_same_with_bound_outputs_for_every_shape_prompt_and_batch()
             _ => [plain.input().size; 2],
         };
         // A batch, another shape, a short last batch, more labels than before, and after the session was opened anew.
-        let calls = [(3, 0, "a cat."), (2, 1, "a cat."), (1, 0, "a dog."), (1, 0, "a cat. a dog. a big tree."), (2, 0, "x.")];
+        let calls =
+            [(3, 0, "a cat."), (2, 1, "a cat."), (1, 0, "a dog."), (1, 0, "a cat. a dog. a big tree."), (2, 0, "x.")];
         for (number, (images, shape, prompt)) in calls.into_iter().enumerate() {
             if number == 4 {
                 bound.reopen().unwrap();
@@ -116,7 +119,10 @@ fn a_terminated_call_is_one_and_a_refused_one_leaves_the_next_alone() {
     assert!(matches!(wrong, Err(ModelError::Failed(_))), "a tensor of another size");
     let batch = one_batch(&["red", "gradient"]);
     let [theirs, ours] = [&mut plain, &mut bound].map(|detector| detections(detector.as_mut(), &batch, 0.05));
-    assert_eq!(ours.into_iter().map(Result::unwrap).collect::<Vec<_>>(), theirs.into_iter().map(Result::unwrap).collect::<Vec<_>>());
+    assert_eq!(
+        ours.into_iter().map(Result::unwrap).collect::<Vec<_>>(),
+        theirs.into_iter().map(Result::unwrap).collect::<Vec<_>>()
+    );
     bound.terminator().terminate();
     assert!(matches!(bound.detect(&batch, &[], 0.3), Err(ModelError::Terminated)));
 }

@@ -265,6 +265,9 @@ fn what_is_wanted_is_what_the_region_is_resized_to() {
     assert_eq!(of(Fit::Pad { fill: 0 }, 400, 100), Size::new(48, 12));
     assert_eq!(of(Fit::Corner, 100, 400), Size::new(12, 48));
     assert_eq!(of(Fit::Center { resize_shortest_px: 20 }, 400, 100), Size::new(240, 60));
-    assert_eq!(of(Fit::Scale { shortest_px: 10, longest_px: 30, multiple_px: 1, step_px: 1 }, 400, 100), Size::new(90, 24));
+    assert_eq!(
+        of(Fit::Scale { shortest_px: 10, longest_px: 30, multiple_px: 1, step_px: 1 }, 400, 100),
+        Size::new(90, 24)
+    );
     assert_eq!(of(Fit::SquareBlur, 400, 100), Size::new(400, 100));
 }
