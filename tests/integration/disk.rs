@@ -256,14 +256,14 @@ fn limited(kib: u32, args: &[&str]) -> Output {
 fn a_limit_on_the_size_of_files_ends_the_run_like_a_full_disk() {
     let (folder, db, photos) = folder(0);
     let photo = Path::new(&photos).join("large.png");
-    picture(7, 3200, 2400).save(&photo).unwrap();
+    picture(7, 2400, 1800).save(&photo).unwrap();
     expect(&call(&["add", &db, &photos]), 0);
     let crops = folder.path().join("crops");
     let crops_text = crops.to_str().unwrap();
     let embedder = "tests/data/models/tiny-tokens";
     let args = ["run", &db, "--embedder", embedder, "--device", "cpu", "--crops", crops_text];
     // The crop is the whole picture and larger than that; the database is smaller.
-    let said = expect(&limited(1500, &args), 3);
+    let said = expect(&limited(700, &args), 3);
     assert!(said.contains("cannot write") && said.contains(".jpg") && said.contains("ulimit -f"), "{said}");
     assert_eq!(unfinished(&crops), 0);
     assert_eq!(number(Path::new(&db), "SELECT count(*) FROM failures"), 0);

@@ -91,7 +91,8 @@ fn the_log_stays_small_and_grows_only_while_somebody_reads_in_one_transaction() 
     let watched = db.with_file_name("watched.db");
     Connection::open(&db).unwrap().execute("VACUUM INTO ?1", [watched.to_str().unwrap()]).unwrap();
     // Vectors of 128 KiB: about 45 MiB in all.
-    let setup = Setup { behaviour: Behaviour { dim: Some(32_768), ..Behaviour::default() }, ..Setup::default() };
+    let behaviour = Behaviour { dim: Some(32_768), call: Duration::from_millis(50), ..Behaviour::default() };
+    let setup = Setup { behaviour, ..Setup::default() };
     let largest = |db: &Path| {
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -117,8 +118,8 @@ fn the_log_stays_small_and_grows_only_while_somebody_reads_in_one_transaction() 
     let with_reader = largest(&watched);
     let vectors = number(&db, "SELECT sum(length(vector)) FROM embeddings") as u64;
     assert!(vectors > 36 << 20, "{vectors}");
-    // 8,000 pages, and what is committed until the checkpoint has been made.
-    assert!(alone < 64 << 20, "{alone}");
+    // 8,000 pages, and what is committed until the checkpoint has been made: a busy machine commits more at once.
+    assert!(alone < vectors, "{alone}");
     assert!(with_reader > vectors, "{with_reader}");
     let done = "SELECT count(*) FROM images WHERE embed_state = 'done'";
     assert_eq!((number(&db, done), number(&watched, done)), (250, 250));
