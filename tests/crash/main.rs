@@ -229,7 +229,8 @@ fn what_a_power_cut_leaves_goes_on_to_the_undisturbed_end() {
     let expected = undisturbed(folder.path(), &files);
     let db = prepare(folder.path(), &files, "cut.db");
     let initial = std::fs::read(&db).unwrap();
-    let mut worker = start(&db);
+    // Slow enough for several moments, however fast the machine is.
+    let mut worker = worker(&db).env(CALL_MS, "20").spawn().unwrap();
     let pid = rustix::process::Pid::from_child(&worker);
     let mut moments = Vec::new();
     let mut dice = Dice(7);
