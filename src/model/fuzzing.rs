@@ -67,6 +67,7 @@ impl Prompts {
     pub fn load(tokenizer: &Path, tokens_most: usize, phrases: bool) -> Result<Self, String> {
         let labels = if phrases { Labels::Phrases } else { Labels::Spans };
         let config = DetectConfig {
+            shape_step_px: None,
             model: PathBuf::new(),
             precision: Precision::Auto,
             prompt: None,

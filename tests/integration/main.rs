@@ -23,6 +23,7 @@ mod parity;
 mod pipeline;
 mod pixels;
 mod provenance;
+mod rescue;
 mod scaled;
 mod select;
 mod stopping;
