@@ -36,7 +36,7 @@ PIDS=()
 READER_PID=
 trap 'kill -9 "${PIDS[@]}" $READER_PID 2>/dev/null; rm -rf "$FOLDER"' EXIT
 MODELS=(--detector .demo/models/yolov3-tiny --embedder .demo/models/efficientnet-lite0 --threads 2)
-find "$PWD/.demo/video" -name '*.jpg' | sort | head -n "$IMAGES" >"$FOLDER/images.txt"
+find "$PWD/.demo/video" -name '*.jpg' | sort | sed -n "1,${IMAGES}p" >"$FOLDER/images.txt"
 
 ask() { python3 -c 'import sqlite3, sys; print(sqlite3.connect(sys.argv[1], timeout=30).execute(sys.argv[2]).fetchone()[0])' "$@"; }
 
