@@ -64,6 +64,8 @@ done < <(sources src | xargs wc -l)
 say "format"
 cargo fmt --check || FAULTS=$((FAULTS + 1))
 cargo fmt --check --manifest-path tests/fuzz/Cargo.toml || FAULTS=$((FAULTS + 1))
+# Its lock file follows the program's dependencies.
+cargo metadata --locked --format-version 1 --manifest-path tests/fuzz/Cargo.toml >/dev/null || FAULTS=$((FAULTS + 1))
 say "clippy"
 cargo clippy --locked --all-targets --all-features -- -D warnings || FAULTS=$((FAULTS + 1))
 say "documentation"
