@@ -36,10 +36,17 @@ pub(super) fn claims() -> Claims {
 pub(super) fn clear(db: &mut Db) -> Result<Option<u8>, Error> {
     let result = apart::clear(db, &mut start, &say);
     signals::pass_on_to(None);
-    result
+    // Whatever became of the child: who stopped this process wanted all of it to stop.
+    match signals::passed_on() {
+        Some(code) => Ok(Some(code)),
+        None => result,
+    }
 }
 
 fn start(claims: Claims) -> io::Result<Child> {
+    if signals::passed_on().is_some() {
+        return Err(io::ErrorKind::Interrupted.into());
+    }
     let word = if claims == Claims::Alone { ALONE } else { TOGETHER };
     // The file itself: it may have been replaced meanwhile.
     let mut command = Command::new("/proc/self/exe");

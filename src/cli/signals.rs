@@ -32,6 +32,14 @@ static RUNNING: Mutex<Option<Arc<Running>>> = Mutex::new(None);
 /// Process id of the child that works on suspects; 0 without one.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
+/// The last signal that went to a child; 0 without one. A child may have been through just then.
+static PASSED_ON: AtomicI32 = AtomicI32::new(0);
+
+/// The exit code of a process whose child a signal was for.
+pub(crate) fn passed_on() -> Option<u8> {
+    Some(PASSED_ON.load(Ordering::SeqCst)).filter(|signal| *signal != 0).map(exit_code)
+}
+
 /// That run was asked to stop by a signal.
 static ASKED: AtomicBool = AtomicBool::new(false);
 
@@ -69,6 +77,7 @@ pub(crate) fn listen() -> Result<(), Error> {
     spawn("signals", move || {
         for signal in signals.forever() {
             if let Some(child) = Pid::from_raw(CHILD.load(Ordering::SeqCst)) {
+                PASSED_ON.store(signal, Ordering::SeqCst);
                 let _ = Signal::from_named_raw(signal).map(|signal| kill_process(child, signal));
                 continue;
             }
