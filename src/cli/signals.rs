@@ -110,12 +110,15 @@ fn is_ignored(status: &str, signal: i32) -> bool {
 /// # Errors
 /// The system gives no thread.
 pub(crate) fn hand_to(run: Running) -> Result<(), Error> {
-    let own = Arc::new(run);
+    let run = Arc::new(run);
+    // Not its own: when the run is over, the database has to be closed.
+    let watched = Arc::downgrade(&run);
     ASKED.store(false, Ordering::SeqCst);
-    *running() = Some(Arc::clone(&own));
+    *running() = Some(run);
     spawn("watchdog", move || {
         loop {
             std::thread::sleep(LOOK);
+            let Some(own) = watched.upgrade() else { return };
             if let (Some(at), Some(cause)) = (own.stop.asked_at(), own.stop.cause())
                 && at.elapsed() >= STOP_LIMIT
             {
