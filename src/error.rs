@@ -162,7 +162,7 @@ impl Error {
                  empty folder of that name, and they fail as missing",
             ),
             Self::Books(_) => Some(
-                "what is stored was stored whole; `croprow verify DB` counts again, names what is wrong and mends the counters",
+                "what is stored was stored whole; `croprow verify DB` counts again and names what is wrong, with --repair it mends the counters",
             ),
             Self::Usage(_)
             | Self::StartUp(_)

@@ -275,14 +275,16 @@ impl Work<'_> {
         // Held to the end: `read` would claim again what is released.
         let mut db = self.db.lock().unwrap_or_else(PoisonError::into_inner);
         let released = db.release(self.run);
-        let result = result.and_then(|summary| {
+        Progress::add(&self.measured.progress.released, *released.as_ref().unwrap_or(&0) as u64);
+        let result = result.and_then(|_| {
             let is_complete = self.claims == Claims::Ordinary && config.limit.is_none();
             if is_complete && !db.suspects()?.is_empty() {
                 return Err(Error::Stuck(
                     "images that may have killed a worker wait, and threads hang in files".into(),
                 ));
             }
-            Ok(Summary { released: released? as u64, ..summary })
+            released?;
+            Ok(self.measured.progress.summary())
         });
         let code = (self.end)(&mut db, result);
         crate::leave(code_of(Some(db.path()), code))

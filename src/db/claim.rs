@@ -91,7 +91,7 @@ impl Db {
     /// The cursor does not matter: a suspect that has ended is none any more.
     fn claim_suspects(&mut self, tokens: &mut Tokens, stage: Stage, rows: usize) -> Result<Vec<Claim>, Error> {
         let alone = self.claims == Claims::Alone;
-        let ids: Vec<i64> = self.suspects()?.iter().filter(|s| s.alone == alone).map(|s| s.id.0).collect();
+        let ids: Vec<i64> = self.waiting_suspects()?.iter().filter(|s| s.alone == alone).map(|s| s.id.0).collect();
         if ids.is_empty() {
             return Ok(Vec::new());
         }

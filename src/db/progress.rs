@@ -137,10 +137,14 @@ impl Db {
 
     /// From the samples: rates are over the last seconds, so it is at least that long.
     fn stalled_s(&self, run: i64) -> Result<Option<f64>, Error> {
-        let sql = "SELECT max(at) - ifnull(max(iif(detect_per_s > 0 OR embed_per_s > 0, at, NULL)), min(at)) FROM samples
-                   WHERE run_id = ?1 AND EXISTS (SELECT 1 FROM images WHERE detect_state = 'running' AND detect_state <> 'done'
+        // By the index from the end: a night has tens of thousands of samples.
+        let sql = "SELECT (SELECT max(at) FROM samples WHERE run_id = ?1)
+                       - ifnull((SELECT at FROM samples WHERE run_id = ?1 AND (detect_per_s > 0 OR embed_per_s > 0)
+                                 ORDER BY at DESC LIMIT 1),
+                                (SELECT min(at) FROM samples WHERE run_id = ?1))
+                   WHERE EXISTS (SELECT 1 FROM images WHERE detect_state = 'running' AND detect_state <> 'done'
                        UNION ALL SELECT 1 FROM images WHERE embed_state = 'running' AND embed_state <> 'done')";
-        let still: Option<f64> = self.conn.query_row(sql, [run], |r| r.get(0))?;
+        let still: Option<f64> = self.conn.query_row(sql, [run], |r| r.get(0)).optional()?.flatten();
         Ok(still.filter(|still| *still >= STALLED_AFTER[0].as_secs_f64()))
     }
 }

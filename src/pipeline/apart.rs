@@ -106,7 +106,11 @@ pub fn clear(
             (Some(0 | 2), _) => {
                 fruitless = if end.ended == 0 { fruitless + 1 } else { 0 };
                 if fruitless == FRUITLESS_MOST {
-                    return Err(Error::System(format!("{} suspects cannot be worked on", suspects.len())));
+                    return Err(Error::System(format!(
+                        "{} images that may have killed a worker stay pending, and a process of their own does none of them; the \
+                         table suspects has them, `croprow verify DB` looks for what is wrong with the database",
+                        suspects.len()
+                    )));
                 }
             }
             // It ended rows that are none of the suspects' any more, so this comes to an end, too.

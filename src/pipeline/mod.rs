@@ -146,18 +146,6 @@ pub struct Summary {
     pub released: u64,
 }
 
-impl Summary {
-    /// Of the counters, before anything is released.
-    fn of(progress: &Progress) -> Self {
-        Self {
-            done: Progress::get(&progress.done),
-            failed: Progress::get(&progress.failed),
-            dropped: Progress::get(&progress.dropped),
-            released: 0,
-        }
-    }
-}
-
 /// Works until nothing is pending, the limit is reached or a stop is asked for. Whatever happens, rows that
 /// did not end are pending again when this returns, and both sessions are gone. It does not return, but calls
 /// [`Job::leave`], where threads hang in files and nothing else is left to do, or nobody to do it.

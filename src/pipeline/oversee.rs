@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
+use super::Job;
 use super::desk::Desk;
 use super::progress::Progress;
-use super::{Job, Summary};
 use crate::error::Error;
 use crate::printable;
 
@@ -52,7 +52,7 @@ pub(super) fn run<'j>(
             && now - moved >= STILL;
         if is_over {
             log::warn!("all is done but for {} that hang; they are left behind: {}", threads(hung.len()), names(&hung));
-            (job.leave)(Ok(Summary::of(job.progress)));
+            (job.leave)(Ok(job.progress.summary()));
         }
         if is_stuck {
             let why = format!("all {} hang in files that give no answer: {}", threads(hung.len()), names(&hung));

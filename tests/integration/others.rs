@@ -2,7 +2,7 @@
 //! replace the file.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,15 +13,7 @@ use rusqlite::{Connection, params};
 
 use crate::support::dump::{assert_sound, dump, number};
 use crate::support::fake::{Behaviour, Setup, database, run};
-use crate::support::pictures;
-
-fn photos(count: u32) -> (tempfile::TempDir, PathBuf, Vec<PathBuf>) {
-    let folder = tempfile::tempdir().unwrap();
-    let files = pictures(folder.path(), count);
-    let db = folder.path().join("photos.db");
-    database(&db, &files);
-    (folder, db, files)
-}
+use crate::support::photos;
 
 fn slow(call_ms: u64) -> Setup {
     Setup { behaviour: Behaviour { call: Duration::from_millis(call_ms), ..Behaviour::default() }, ..Setup::default() }

@@ -14,16 +14,7 @@ use rusqlite::Connection;
 
 use crate::support::dump::{assert_sound, dump, number};
 use crate::support::fake::{Behaviour, Setup, database, run, run_until};
-use crate::support::{picture, pictures};
-
-/// A folder with `count` pictures and a database of them.
-fn photos(count: u32) -> (tempfile::TempDir, PathBuf, Vec<PathBuf>) {
-    let folder = tempfile::tempdir().unwrap();
-    let files = pictures(folder.path(), count);
-    let db = folder.path().join("photos.db");
-    database(&db, &files);
-    (folder, db, files)
-}
+use crate::support::{photos, picture};
 
 fn on_gpu(behaviour: Behaviour) -> Setup {
     Setup { on_gpu: true, sessions: 1, behaviour, ..Setup::default() }

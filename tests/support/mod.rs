@@ -28,6 +28,15 @@ pub fn pictures(folder: &Path, count: u32) -> Vec<PathBuf> {
         .collect()
 }
 
+/// A folder with `count` pictures and a database of them.
+pub fn photos(count: u32) -> (tempfile::TempDir, PathBuf, Vec<PathBuf>) {
+    let folder = tempfile::tempdir().unwrap();
+    let files = pictures(folder.path(), count);
+    let db = folder.path().join("photos.db");
+    fake::database(&db, &files);
+    (folder, db, files)
+}
+
 /// The project's root.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
