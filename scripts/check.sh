@@ -29,7 +29,7 @@ sources() { find "$@" -name '*.rs' | sort; }
 
 say "import rules"
 mapfile -t PLAIN < <(sources src/candidate.rs src/config.rs src/error.rs src/fault.rs src/file_system.rs src/geometry.rs \
-    src/printable.rs src/recipe.rs src/row.rs)
+    src/locked.rs src/printable.rs src/recipe.rs src/row.rs)
 mapfile -t LIBRARY < <(sources src/lib.rs src/verify src/pipeline src/input src/db src/model src/pixels "${PLAIN[@]}")
 mapfile -t DB < <(sources src/db)
 mapfile -t MODEL < <(sources src/model)

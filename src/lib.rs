@@ -11,10 +11,10 @@
 //! tensors with [`pixels`], asks the sessions of [`model`], and commits results and states together.
 //! [`input`] brings rows into a database, [`verify`] checks what is in it. [`config`], [`recipe`], [`candidate`], [`geometry`],
 //! [`printable`], [`row`] and [`error`] are plain data that everything may use, and so is what [`file_system`] says of a path.
-//! [`fault`] is for tests.
+//! [`locked`] knows the files that nobody but SQLite may open. [`fault`] is for tests.
 //!
 //! Imports run one way: `verify -> pipeline, input -> db, pixels, model -> config, recipe, candidate, row,
-//! geometry, printable, error, file_system, fault`.
+//! geometry, printable, error, file_system, locked, fault`.
 
 pub mod verify;
 
@@ -32,6 +32,7 @@ pub mod error;
 pub mod fault;
 pub mod file_system;
 pub mod geometry;
+pub mod locked;
 pub mod printable;
 pub mod recipe;
 pub mod row;

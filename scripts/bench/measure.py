@@ -39,11 +39,14 @@ def machine(cores: int) -> str:
 def versions(binary: Path) -> str:
     """croprow's commit, and the libraries that the peers stand on."""
     git = subprocess.run(
-        ["git", "-C", str(PROJECT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+        ["git", "-C", str(PROJECT), "describe", "--always"], capture_output=True, text=True, check=False
     )
+    # The table itself changes with every measurement.
+    others = [".", ":!scripts/bench/RESULTS.*"]
+    changed = subprocess.run(["git", "-C", str(PROJECT), "diff", "--quiet", "HEAD", "--", *others], check=False)
     says = subprocess.run([str(binary), "--version"], capture_output=True, text=True, check=False).stdout.strip()
     libraries = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
-    commit = git.stdout.strip() or "no git"
+    commit = git.stdout.strip() + ("-dirty" if changed.returncode == 1 else "") or "no git"
     return f"{says or 'croprow'} ({commit}), {libraries}, Python {platform.python_version()}"
 
 

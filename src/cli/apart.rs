@@ -8,8 +8,9 @@ use croprow::db::Db;
 use croprow::db::suspects::Claims;
 use croprow::error::Error;
 use croprow::pipeline::apart;
+use jiff::ZonedDateTime;
 
-use super::{say, signals};
+use super::{say, signals, until};
 
 /// Tells a child which suspects are its own.
 const APART: &str = "CROPROW_APART";
@@ -28,13 +29,14 @@ pub(super) fn claims() -> Claims {
     claims
 }
 
-/// Works on all suspects in child processes. Returns an exit code that one of them ended with, where it holds for this
-/// process too.
+/// Works on suspects in child processes, until there are none or `until` has come. Returns an exit code that one of them
+/// ended with, where it holds for this process too.
 ///
 /// # Errors
 /// Those of [`apart::clear`].
-pub(super) fn clear(db: &mut Db) -> Result<Option<u8>, Error> {
-    let result = apart::clear(db, &mut start, &say);
+pub(super) fn clear(db: &mut Db, until: Option<&ZonedDateTime>) -> Result<Option<u8>, Error> {
+    let is_over = || until.is_some_and(until::has_come);
+    let result = apart::clear(db, &mut |claims| start(claims, until), &is_over, &say);
     signals::pass_on_to(None);
     // Whatever became of the child: who stopped this process wanted all of it to stop.
     match signals::passed_on() {
@@ -43,7 +45,7 @@ pub(super) fn clear(db: &mut Db) -> Result<Option<u8>, Error> {
     }
 }
 
-fn start(claims: Claims) -> io::Result<Child> {
+fn start(claims: Claims, until: Option<&ZonedDateTime>) -> io::Result<Child> {
     if signals::passed_on().is_some() {
         return Err(io::ErrorKind::Interrupted.into());
     }
@@ -51,6 +53,9 @@ fn start(claims: Claims) -> io::Result<Child> {
     // The file itself: it may have been replaced meanwhile.
     let mut command = Command::new("/proc/self/exe");
     command.args(std::env::args_os().skip(1)).env(APART, word);
+    if let Some(until) = until {
+        until::hand_down(&mut command, until);
+    }
     // A group of its own: a terminal's signals reach it through its parent only, each once.
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn()?;
     signals::pass_on_to(Some(child.id()));

@@ -43,23 +43,29 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     let claims = apart::claims();
     if claims != Claims::Ordinary {
         hush();
-        return work(&RunArgs { limit: None, json: false, metrics: None, ..args }, true, claims, None);
+        let args = RunArgs { limit: None, json: false, metrics: None, ..args };
+        return work(&args, true, claims, until::handed_down().as_ref());
     }
     let until = args.until.map(|until| until.after(&ZonedDateTime::now())).transpose()?;
     loop {
         let mut db = Db::open_with(&args.db, opening())?;
         restrict(&args, &mut db)?;
         rescue(&mut db)?;
-        if !db.suspects()?.is_empty() {
-            // What is wrong with the command line is told before a process is started.
-            Plan::make(&args, &mut db)?;
-            if let Some(code) = apart::clear(&mut db)? {
+        // What is wrong with the command line is told before a process is started. Suspects may wait for a model that is not
+        // wanted any more.
+        let plan = if db.suspects()?.is_empty() { None } else { Some(Plan::make(&args, &mut db)?) };
+        if let Some(plan) = plan.filter(|plan| plan.waiting > 0) {
+            if let Some(code) = apart::clear(&mut db, until.as_ref())? {
                 return Ok(code);
+            }
+            if let Some(until) = until.as_ref().filter(|until| until::has_come(until)) {
+                return stopped_early(&mut db, &plan, until, args.json);
             }
         }
         drop(db);
         let code = work(&args, quiet, claims, until.as_ref())?;
-        let is_complete = matches!(code, 0 | 2) && args.limit.is_none() && until.is_none();
+        let is_over = until.as_ref().is_some_and(until::has_come);
+        let is_complete = matches!(code, 0 | 2) && args.limit.is_none() && !is_over;
         if !is_complete || !has_suspects(&args)? {
             return Ok(code);
         }
@@ -69,7 +75,7 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
 fn has_suspects(args: &RunArgs) -> Result<bool, Error> {
     let mut db = Db::open_with(&args.db, opening())?;
     restrict(args, &mut db)?;
-    Ok(!db.suspects()?.is_empty())
+    Ok(!db.suspects()?.is_empty() && Plan::make(args, &mut db)?.waiting > 0)
 }
 
 fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTime>) -> Result<u8, Error> {
@@ -325,16 +331,33 @@ impl Measured {
     }
 }
 
+/// The time of `--until` came while suspects were worked on.
+fn stopped_early(db: &mut Db, plan: &Plan, until: &ZonedDateTime, json: bool) -> Result<u8, Error> {
+    say(&format!(
+        "stopped at {} (--until): {} images that may have killed a worker wait, and what is pending beside them",
+        until::words(until),
+        db.suspects()?.len()
+    ));
+    tell_of_no_work(db, plan, ("stopped", Some("until")), json)
+}
+
 fn finish_idle(db: &Db, plan: &Plan, json: bool) -> Result<u8, Error> {
-    let code = exit_code_of(&db.tally_in_scope()?);
     let images: u64 = db.tally()?.iter().map(|(_, n)| n).sum();
     say(&format!("nothing is pending{} ({images} images in the database)", plan.scope()));
     if plan.kept > 0 {
         let kept = plan.kept;
         say(&format!("{kept} of them were made by another recipe and stay as they are; --stale redo does them again"));
     }
+    tell_of_no_work(db, plan, ("complete", None), json)
+}
+
+/// The summary of a run that this process did nothing in itself.
+fn tell_of_no_work(db: &Db, plan: &Plan, how: (&str, Option<&str>), json: bool) -> Result<u8, Error> {
+    let code = exit_code_of(&db.tally_in_scope()?);
+    let (ended, stopped_by) = how;
     let told = json!({
-        "ended": "complete", "exit_code": code, "done": 0, "failed": 0, "dropped": 0, "released": 0, "seconds": 0.0,
+        "ended": ended, "stopped_by": stopped_by, "exit_code": code,
+        "done": 0, "failed": 0, "dropped": 0, "released": 0, "seconds": 0.0,
     });
     Instruments::new(None, plan.config.metrics.as_deref())?.write(&json!({ "summary": told }));
     if json {

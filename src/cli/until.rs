@@ -1,16 +1,20 @@
 //! `--until`: the moment at which a run stops softly, in local time of the machine. Looks at the wall clock, so that a
 //! machine that slept or whose clock was set stops when people expect it.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use croprow::error::Error;
 use croprow::pipeline::stop::{Cause, Stop};
 use jiff::civil::{DateTime, Time};
-use jiff::tz::AmbiguousOffset;
+use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{Timestamp, ZonedDateTime};
 
 use super::{say, signals};
+
+/// Tells a child process the moment that its parent's command line means.
+const MOMENT: &str = "CROPROW_UNTIL";
 
 /// Between two looks at the clock.
 const LOOK: Duration = Duration::from_millis(200);
@@ -72,6 +76,22 @@ pub(crate) fn words(moment: &ZonedDateTime) -> String {
     moment.strftime("%Y-%m-%d %H:%M %Z").to_string()
 }
 
+/// True from the moment on.
+pub(super) fn has_come(moment: &ZonedDateTime) -> bool {
+    Timestamp::now() >= moment.timestamp()
+}
+
+/// Lets `child` stop at the same moment: the time of its command line may come a second time.
+pub(super) fn hand_down(child: &mut Command, moment: &ZonedDateTime) {
+    child.env(MOMENT, moment.timestamp().to_string());
+}
+
+/// What a parent handed down.
+pub(super) fn handed_down() -> Option<ZonedDateTime> {
+    let moment: Timestamp = std::env::var(MOMENT).ok()?.parse().ok()?;
+    Some(moment.to_zoned_datetime(TimeZone::system()))
+}
+
 /// Asks for a soft stop when the moment has come.
 pub(crate) fn watch(stop: &Arc<Stop>, moment: &ZonedDateTime) -> Result<(), Error> {
     let (stop, moment) = (Arc::clone(stop), moment.clone());
@@ -97,8 +117,6 @@ fn wait(stop: &Stop, moment: Timestamp, clock: impl Fn() -> Timestamp, sleep: im
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-
-    use jiff::tz::TimeZone;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use rusqlite::params;
 use rusqlite::types::Value;
 
 use super::suspects::Claims;
-use super::{Db, SqlPath};
+use super::{Db, SqlPath, SqlText};
 use crate::error::Error;
 use crate::fault;
 use crate::geometry::{BoxPx, Scale};
@@ -113,7 +113,7 @@ impl Db {
                     token,
                     stage,
                     path: r.get::<_, SqlPath>(1)?.0,
-                    prompt: r.get(2)?,
+                    prompt: r.get::<_, Option<SqlText>>(2)?.map(|text| text.0),
                     seen: stamp.map(|(size_bytes, mtime_ns)| FileStamp { size_bytes, mtime_ns }),
                     scale: r.get::<_, Option<u32>>(6)?.and_then(Scale::from_denominator),
                     regions: None,
@@ -178,10 +178,9 @@ pub(super) fn stored_regions(conn: &rusqlite::Connection, image: ImageId) -> Res
         .prepare_cached("SELECT id, label, score, x0, y0, x1, y1, crop FROM regions WHERE image_id = ?1 ORDER BY id")?;
     let rows = statement.query_map([image.0], |r| {
         let bbox = BoxPx { x0: r.get(3)?, y0: r.get(4)?, x1: r.get(5)?, y1: r.get(6)? };
-        Ok((
-            r.get(0)?,
-            Region { bbox, label: r.get(1)?, score: r.get(2)?, crop: r.get(7)?, vector: None, embedded: false },
-        ))
+        let text = |column| Ok::<_, rusqlite::Error>(r.get::<_, Option<SqlText>>(column)?.map(|text| text.0));
+        let (label, crop) = (text(1)?, text(7)?);
+        Ok((r.get(0)?, Region { bbox, label, score: r.get(2)?, crop, vector: None, embedded: false }))
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }

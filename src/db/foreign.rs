@@ -16,6 +16,7 @@ use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags};
 
 use super::open::harden;
 use crate::error::{Error, is_of_disk};
+use crate::locked::is_locked;
 
 /// One value of a row: text and blobs are bytes.
 pub use rusqlite::types::ValueRef as Cell;
@@ -127,6 +128,10 @@ fn connect(path: &Path) -> Result<(Connection, Option<Metadata>), Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     // SQLite looks for the log beside the real file.
     let real = path.canonicalize().map_err(|e| io_error(path, &e))?;
+    if is_locked(&real) {
+        let reason = "this is the database itself; name another as the source".to_owned();
+        return Err(Error::Source { path: path.to_path_buf(), reason });
+    }
     let mut log = OsString::from(&real);
     log.push("-wal");
     // Before the look for the log: a program that comes after it is noticed at the end.

@@ -50,6 +50,15 @@ pub(crate) fn path_to_sql(path: &Path) -> ToSqlOutput<'_> {
 /// A path read back, byte for byte.
 pub(crate) struct SqlPath(pub(crate) PathBuf);
 
+/// Text that a person may have put in. What is not UTF-8 in it reads as U+FFFD.
+pub(crate) struct SqlText(pub(crate) String);
+
+impl FromSql for SqlText {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
+        Ok(Self(String::from_utf8_lossy(value.as_bytes()?).into_owned()))
+    }
+}
+
 impl FromSql for SqlPath {
     fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
         let bytes = value.as_bytes()?;

@@ -1,12 +1,12 @@
 //! Opening and creating a database. Nothing is written before it is known to be ours.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
+use super::claim::RunId;
 use super::foreign::uri;
 use super::migrate::{SCHEMA, migrate};
 use super::refuse::{Head, check_is_sqlite, check_ours, check_reach, check_sqlite_version, open_error, refused};
@@ -17,6 +17,7 @@ use super::wal::{WAL_LIMIT_BYTES, beside, wal_bytes, wal_path};
 use crate::config::Synchronous;
 use crate::error::{Error, is_of_disk};
 use crate::file_system::FileSystem;
+use crate::locked::{FileId, Locked};
 use crate::printable;
 
 /// How long a statement waits for another writer before it fails.
@@ -54,19 +55,10 @@ pub struct Db {
     pub(super) claims: Claims,
     pub(super) lease: Duration,
     pub(super) heartbeats: Heartbeats,
-}
-
-/// A file, whatever it is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileId {
-    device: u64,
-    inode: u64,
-}
-
-impl FileId {
-    fn of(path: &Path) -> std::io::Result<Self> {
-        std::fs::metadata(path).map(|m| Self { device: m.dev(), inode: m.ino() })
-    }
+    /// The run that this process has begun.
+    pub(super) own_run: Option<RunId>,
+    /// Until `conn` is closed, which is before.
+    _locked: Locked,
 }
 
 impl Db {
@@ -181,6 +173,9 @@ impl Db {
 
     fn of(conn: Connection, path: &Path) -> Result<Self, Error> {
         let file = FileId::of(path).map_err(|e| open_error(path, e))?;
+        // SQLite looks for the others beside the real file. It has made them by now.
+        let real = path.canonicalize().map_err(|e| open_error(path, e))?;
+        let locked = Locked::new(&["", "-wal", "-shm"].map(|suffix| beside(&real, suffix)));
         Ok(Self {
             conn,
             path: path.to_owned(),
@@ -189,6 +184,8 @@ impl Db {
             claims: Claims::default(),
             lease: LEASE,
             heartbeats: Heartbeats::default(),
+            own_run: None,
+            _locked: locked,
         })
     }
 

@@ -10,6 +10,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::migrate::{APPLICATION_ID, SCHEMA};
 use crate::error::{Error, is_damaged, is_of_disk};
 use crate::file_system::{FileSystem, Reach};
+use crate::locked::FileId;
 use crate::printable;
 
 /// SQLite before this can lose committed rows when two connections checkpoint (the WAL-reset fault):
@@ -72,6 +73,10 @@ pub(super) fn check_is_sqlite(path: &Path) -> Result<(), Error> {
     let metadata = std::fs::metadata(path).map_err(|e| open_error(path, e))?;
     if !metadata.is_file() {
         return Err(open_error(path, "is not a regular file; name the database file"));
+    }
+    if FileId::from(&metadata).is_locked() {
+        // It was looked at when it was opened.
+        return Ok(());
     }
     let mut magic = Vec::with_capacity(16);
     File::open(path).and_then(|f| f.take(16).read_to_end(&mut magic)).map_err(|e| unreadable(path, e))?;

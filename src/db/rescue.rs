@@ -112,28 +112,40 @@ impl Db {
         let own = ProcessId::own();
         let mut gone: Vec<RunId> = holders_that_ended(&self.conn)?;
         for open in open_runs(&self.conn)? {
+            if self.own_run == Some(open.run) {
+                // Whatever the clocks say after a sleep.
+                continue;
+            }
             let watched = self.heartbeats.silence(open.run, open.heartbeat_at);
             let Some(fate) = open.fate(&own, self.lease, watched) else { continue };
-            if fate != Fate::Silent {
-                suspects::remember(&self.conn, open.run, fate == Fate::WentDown)?;
-                fault::point("rescue.remembered");
+            if self.close(&open, fate)? {
+                gone.push(open.run);
             }
-            gone.push(open.run);
         }
         let mut rescued = Vec::new();
         for run in gone {
-            // Closed first: from then on it claims nothing more.
-            let tx = self.write()?;
-            tx.execute(
-                "UPDATE runs SET ended_at = heartbeat_at, ended_how = 'died' WHERE id = ?1 AND ended_at IS NULL",
-                [run.0],
-            )?;
-            tx.commit()?;
-            fault::point("rescue.closed");
             let images = self.release(run)?;
             rescued.push((run, images));
         }
         Ok(rescued)
+    }
+
+    /// Closes a run whose rows are then released: it claims nothing more. False where it gave a sign of life after all, while
+    /// this waited for the right to write.
+    fn close(&mut self, open: &OpenRun, fate: Fate) -> Result<bool, Error> {
+        let tx = self.write()?;
+        let unchanged = "SELECT EXISTS (SELECT 1 FROM runs WHERE id = ?1 AND ended_at IS NULL AND heartbeat_at = ?2)";
+        if !tx.query_row(unchanged, params![open.run.0, open.heartbeat_at], |r| r.get(0))? {
+            return Ok(false);
+        }
+        if fate != Fate::Silent {
+            suspects::remember(&tx, open.run, fate == Fate::WentDown)?;
+            fault::point("rescue.remembered");
+        }
+        tx.execute("UPDATE runs SET ended_at = heartbeat_at, ended_how = 'died' WHERE id = ?1", [open.run.0])?;
+        tx.commit()?;
+        fault::point("rescue.closed");
+        Ok(true)
     }
 
     /// True while a run is silent by the wall clock and has not been watched for long enough to say that it is dead.

@@ -130,6 +130,7 @@ impl Db {
         )?;
         let id = RunId(tx.last_insert_rowid());
         tx.commit()?;
+        self.own_run = Some(id);
         fault::point("run.begun");
         Ok((id, in_force))
     }

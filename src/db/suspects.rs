@@ -54,10 +54,9 @@ impl Db {
         }
         let tx = self.write()?;
         tx.execute(
-            "DELETE FROM suspects WHERE image_id NOT IN
-                 (SELECT id FROM images WHERE detect_state = 'pending' AND detect_state <> 'done'
-                  UNION SELECT id FROM images WHERE embed_state = 'pending' AND embed_state <> 'done')
-             AND NOT EXISTS (SELECT 1 FROM images WHERE id = image_id AND token IS NOT NULL)",
+            "DELETE FROM suspects WHERE NOT EXISTS
+                 (SELECT 1 FROM images WHERE id = image_id
+                  AND (detect_state = 'pending' OR embed_state = 'pending' OR token IS NOT NULL))",
             [],
         )?;
         tx.commit()?;

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use crate::db::foreign::Foreign;
 use crate::error::Error;
+use crate::locked::is_locked;
 use crate::row::NewRow;
 pub use format::Format;
 use format::Source;
@@ -124,6 +125,9 @@ pub fn read_with(
         if path.as_os_str() == STDIN {
             read_records(Path::new("standard input"), &mut *stdin, request.from_format, &mut rows)?;
         } else {
+            if is_locked(path) {
+                return Err(source_error(path, "is part of the database itself; name a list".into()));
+            }
             let mut file = File::open(path).map_err(|e| source_error(path, io_reason(&e)))?;
             read_records(path, &mut file, request.from_format, &mut rows)?;
         }

@@ -4,7 +4,7 @@
 //! Left out: names that begin with a dot (`.thumbnails`, the `._x.jpg` of macOS), unless the user named them;
 //! links to folders, unless the user named them. A link to a file is a row under its own path. Every real
 //! folder is entered once, whichever way it is reached, so loops end. Memory holds the names of the folders
-//! that are open, not the tree.
+//! that are open, not the tree. The database itself is left out, too, whatever name leads to it.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use super::record::Rows;
 use super::{io_reason, source_error};
 use crate::error::Error;
+use crate::locked::FileId;
 use crate::pixels::sniff;
 use crate::row::FileStamp;
 
@@ -31,6 +32,9 @@ pub(super) fn read(sources: &[PathBuf], rows: &mut Rows<'_>) -> Result<(), Error
         let metadata = path.metadata().map_err(|e| source_error(source, io_reason(&e)))?;
         if metadata.is_dir() {
             walk.folder(path, &metadata)?;
+        } else if FileId::from(&metadata).is_locked() {
+            // `croprow add photos.db *`
+            walk.rows.report_mut().not_images += 1;
         } else {
             walk.rows.file(path, stamp(&metadata))?;
         }
@@ -115,6 +119,7 @@ impl Walk<'_, '_> {
             return Ok(());
         }
         let is_image = match metadata.is_file() {
+            true if FileId::from(&metadata).is_locked() => Ok(false),
             true if sniff::has_image_extension(&path) => Ok(true),
             true => looks_like_image(&path),
             false => Ok(false),

@@ -27,6 +27,9 @@ pub(super) struct Label {
 /// # Errors
 /// There is no label in it, or too many; or it looks like JSON and is no list of texts.
 pub(super) fn labels(prompt: &str) -> Result<Vec<Label>, String> {
+    if prompt.contains(char::REPLACEMENT_CHARACTER) {
+        return Err("the prompt is not valid UTF-8, or holds the character that stands for what was not".to_owned());
+    }
     let prompt = prompt.trim();
     let parts: Vec<String> = if prompt.starts_with('[') {
         serde_json::from_str(prompt)
@@ -161,6 +164,7 @@ mod tests {
         }
         assert!(labels(&"very ".repeat(300)).unwrap_err().contains("1499 bytes"));
         assert!(labels("[cat, dog]").unwrap_err().contains("JSON"));
+        assert!(labels("cat. \u{fffd}dog.").unwrap_err().contains("UTF-8"));
     }
 
     #[test]

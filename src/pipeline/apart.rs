@@ -80,7 +80,7 @@ struct End {
     ended: usize,
 }
 
-/// Works on all suspects in child processes, until there are none. `start` starts one that claims as told, with its
+/// Works on suspects in child processes, until there are none or `is_over`. `start` starts one that claims as told, with its
 /// standard output piped; `tell` gets lines for the user. Returns an exit code where a child ended with one that holds
 /// for this process too.
 ///
@@ -89,6 +89,7 @@ struct End {
 pub fn clear(
     db: &mut Db,
     start: &mut dyn FnMut(Claims) -> io::Result<Child>,
+    is_over: &dyn Fn() -> bool,
     tell: &dyn Fn(&str),
 ) -> Result<Option<u8>, Error> {
     let mut fruitless = 0;
@@ -96,7 +97,7 @@ pub fn clear(
     if !suspects.is_empty() {
         tell(&announce(&suspects));
     }
-    while !suspects.is_empty() {
+    while !suspects.is_empty() && !is_over() {
         let claims = if suspects.iter().all(|suspect| suspect.alone) { Claims::Alone } else { Claims::Together };
         let end = start(claims)
             .and_then(watch)

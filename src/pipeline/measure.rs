@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::progress::{Progress, Snapshot, Step, StepShare};
 use crate::db::runs::{Sample, StepSample};
 use crate::error::Error;
+use crate::locked::is_locked;
 use crate::printable;
 
 /// A session that is busy for this share of the time limits the run by itself.
@@ -41,6 +42,10 @@ impl Instruments {
     /// It cannot be written.
     pub fn new(device_memory: Option<DeviceMemory>, metrics: Option<&Path>) -> Result<Self, Error> {
         let create = |path: &Path| {
+            if is_locked(path) {
+                let path = printable::path(path);
+                return Err(Error::Usage(format!("--metrics {path}: this is part of the database; name another file")));
+            }
             let file = File::create(path);
             file.map(|file| Mutex::new(BufWriter::new(file)))
                 .map_err(|e| Error::Usage(format!("--metrics {}: {e}", printable::path(path))))

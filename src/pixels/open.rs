@@ -13,6 +13,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::root;
+use crate::locked::FileId;
 use crate::printable;
 use crate::row::{FileStamp, RowCode, RowError};
 
@@ -116,7 +117,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 /// Opens a regular file for reading, below `root` where one is given. Never waits for the other end of a pipe.
 ///
 /// # Errors
-/// `outside_root`, `missing`, `permission`, `not_regular`, `bad_path` or `io`.
+/// `outside_root`, `missing`, `permission`, `not_regular`, `not_an_image`, `bad_path` or `io`.
 pub(super) fn open_regular(path: &Path, root: Option<&Path>) -> Result<(File, FileStamp), Refusal> {
     if path.as_os_str().as_bytes().contains(&0) {
         let code = if root.is_some() { RowCode::OutsideRoot } else { RowCode::BadPath };
@@ -124,6 +125,10 @@ pub(super) fn open_regular(path: &Path, root: Option<&Path>) -> Result<(File, Fi
     }
     if let Some(root) = root {
         root::check_path(root, path)?;
+    }
+    let is_locked = rustix::fs::stat(path).is_ok_and(|stat| FileId::new(stat.st_dev, stat.st_ino).is_locked());
+    if is_locked {
+        return Err(Refusal::new(RowCode::NotAnImage, "this is part of the database that the row is in"));
     }
     // NONBLOCK: a FIFO without a writer would block the thread for ever. NOCTTY: a terminal must not
     // become ours.

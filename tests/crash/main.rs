@@ -7,6 +7,7 @@ mod points;
 mod poison;
 #[path = "../support/mod.rs"]
 mod support;
+mod walk;
 mod workers;
 
 use std::os::unix::process::ExitStatusExt;

@@ -6,11 +6,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::cli::{call, croprow, expect};
+use crate::cli::{EMBEDDER, call, croprow, expect};
 use crate::support::dump::{assert_sound, number};
 use crate::support::picture;
-
-const EMBEDDER: &str = "tests/data/models/tiny-tokens";
 
 const SIGABRT: i32 = 6;
 const SIGINT: i32 = 2;
@@ -77,5 +75,32 @@ fn a_signal_ends_the_child_that_works_on_suspects_too() {
     assert!(ended.code() == Some(130) || ended.signal() == Some(SIGINT), "{ended}");
     assert_eq!(number(&db, "SELECT count(*) FROM images WHERE embed_state = 'quarantined'"), 0);
     assert_eq!(number(&db, "SELECT coalesce(sum(deaths), 0) FROM suspects"), 0);
+    assert_sound(&db);
+}
+
+#[test]
+fn suspects_that_wait_for_a_model_that_is_not_wanted_any_more_hold_nothing_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let (db, photos) = (folder.path().join("photos.db"), folder.path().join("photos"));
+    fs::create_dir(&photos).unwrap();
+    for i in 0..12 {
+        picture(i, 64, 48).save(photos.join(format!("{i:03}.png"))).unwrap();
+    }
+    expect(&call(&["add", db.to_str().unwrap(), photos.to_str().unwrap()]), 0);
+    let both = ["--detector", "tests/data/models/yolo-v8-tiny", "--embedder", EMBEDDER, "--device", "cpu"];
+    let crashed =
+        run(&db).args(both).args(["--staged", "yes"]).env("CROPROW_CRASH_AT", "embed.called").output().unwrap();
+    assert_eq!(crashed.status.signal(), Some(SIGABRT), "{}", String::from_utf8_lossy(&crashed.stderr));
+    assert_eq!(
+        number(&db, "SELECT count(*) FROM images WHERE detect_state = 'done'"),
+        12,
+        "only embeddings are missing"
+    );
+    let said = expect(&run(&db).args(["--embedder", "none"]).output().unwrap(), 0);
+    assert!(said.contains("nothing is pending"), "{said}");
+    let said = expect(&run(&db).args(["--embedder", EMBEDDER]).output().unwrap(), 0);
+    assert!(said.contains("a process of its own works on them first"), "{said}");
+    assert_eq!(number(&db, "SELECT count(*) FROM images WHERE embed_state = 'done'"), 12);
+    assert_eq!(number(&db, "SELECT count(*) FROM suspects"), 0);
     assert_sound(&db);
 }

@@ -11,7 +11,7 @@ use crate::support::dump::{assert_sound, dump, number};
 use crate::support::{picture, pictures, root};
 
 const DETECTOR: &str = "tests/data/models/yolo-v8-tiny";
-const EMBEDDER: &str = "tests/data/models/tiny-tokens";
+pub(crate) const EMBEDDER: &str = "tests/data/models/tiny-tokens";
 
 pub(crate) fn croprow() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_croprow"));

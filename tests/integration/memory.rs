@@ -7,11 +7,9 @@ use std::time::Duration;
 
 use libjpeg_turbo_rs::{PixelFormat, Subsampling, compress};
 
-use crate::cli::{call, croprow, expect};
+use crate::cli::{EMBEDDER, call, croprow, expect};
 use crate::support::dump::{assert_sound, number};
 use crate::support::{picture, root};
-
-const EMBEDDER: &str = "tests/data/models/tiny-tokens";
 
 /// Beyond `--memory`: crops that wait, buffers of the runtime, what the allocator has not given back yet.
 const SLACK_BYTES: u64 = 150 << 20;

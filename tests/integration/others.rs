@@ -9,8 +9,13 @@ use std::time::{Duration, Instant};
 use croprow::db::Db;
 use croprow::db::claim::RunId;
 use croprow::error::Error;
+use croprow::input::{self, AddRequest};
+use croprow::locked::FileId;
+use croprow::pixels::header::probe;
+use croprow::row::RowCode;
 use rusqlite::{Connection, params};
 
+use crate::cli::{EMBEDDER, call, expect};
 use crate::support::dump::{assert_sound, dump, number};
 use crate::support::fake::{Behaviour, Setup, database, run};
 use crate::support::photos;
@@ -194,4 +199,43 @@ fn a_database_that_another_takes_the_place_of_ends_the_run_and_the_other_is_not_
     let old = folder.path().join("old.db");
     assert_eq!(number(&old, "SELECT count(*) FROM images"), 300);
     assert_sound(&old);
+}
+
+/// Rows that the sources have.
+fn added(db: &mut Db, sources: &AddRequest) -> u64 {
+    let mut rows = 0;
+    let (result, _) = db.add(|sink| input::read(sources, sink).map(|report| rows = report.rows));
+    result.unwrap();
+    rows
+}
+
+#[test]
+fn a_row_a_list_or_a_folder_that_names_the_database_itself_does_not_cost_its_locks() {
+    let (folder, path, _) = photos(2);
+    let mut open = Db::open(&path).unwrap();
+    let beside = |suffix: &str| folder.path().join(format!("photos.db{suffix}"));
+    let link = folder.path().join("link.jpg");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let log = FileId::of(&beside("-wal")).unwrap();
+    for name in [beside(""), beside("-wal"), beside("-shm"), link] {
+        let refused = probe(&name, &Setup::default().config.decode).unwrap_err();
+        assert_eq!(refused.code, RowCode::NotAnImage, "{}", refused.message);
+        assert!(refused.message.contains("part of the database"), "{}", refused.message);
+        let list = AddRequest { from: vec![name.clone()], ..AddRequest::default() };
+        assert!(input::read(&list, &mut |_| Ok(())).unwrap_err().to_string().contains("part of the database"));
+        let named = AddRequest { sources: vec![name], ..AddRequest::default() };
+        assert_eq!(added(&mut open, &named), 0);
+    }
+    let whole = AddRequest { sources: vec![folder.path().to_owned()], ..AddRequest::default() };
+    assert_eq!(added(&mut open, &whole), 2, "the pictures, and no other name of the database");
+    let query = Some((path.clone(), "SELECT path FROM images".to_owned()));
+    let itself = AddRequest { from_sqlite: query, ..AddRequest::default() };
+    assert!(input::read(&itself, &mut |_| Ok(())).unwrap_err().to_string().contains("the database itself"));
+    Db::open(&path).unwrap();
+    // Another program that ends removes the log, unless it sees that somebody has the database open.
+    expect(&call(&["retry", path.to_str().unwrap()]), 0);
+    assert_eq!(FileId::of(&beside("-wal")).unwrap(), log);
+    let metrics = call(&["run", path.to_str().unwrap(), "--embedder", EMBEDDER, "--metrics", path.to_str().unwrap()]);
+    assert!(expect(&metrics, 1).contains("part of the database"));
+    assert_sound(&path);
 }

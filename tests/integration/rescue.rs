@@ -16,6 +16,8 @@ use crate::support::dump::{assert_sound, number};
 fn rows_of_a_dead_process_are_taken_back_and_those_of_a_live_one_are_not() {
     let (_folder, path, mut db, mut tokens, _) = database(4);
     db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap();
+    // Another worker looks at it from here on.
+    let mut db = Db::open(&path).unwrap();
     assert!(db.rescue_dead_runs().unwrap().is_empty(), "this process lives");
     let run = RunId(number(&path, "SELECT max(id) FROM runs"));
     assert!(db.run_is_alive(run).unwrap());
@@ -28,6 +30,8 @@ fn rows_of_a_dead_process_are_taken_back_and_those_of_a_live_one_are_not() {
     // On another host it is the heartbeat that tells.
     let mut tokens = begin(&mut db);
     db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap();
+    // Another worker looks at it from here on.
+    let mut db = Db::open(&path).unwrap();
     let conn = Connection::open(&path).unwrap();
     conn.execute("UPDATE runs SET host = 'elsewhere', pid_started = 1 WHERE ended_at IS NULL", []).unwrap();
     assert!(db.rescue_dead_runs().unwrap().is_empty());
@@ -42,6 +46,8 @@ fn rows_of_a_dead_process_are_taken_back_and_those_of_a_live_one_are_not() {
 fn rows_of_a_process_that_died_are_suspects_and_nobody_claims_them_beside_others() {
     let (_folder, path, mut db, mut tokens, _) = database(6);
     let held = db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap();
+    // Another worker looks at it from here on.
+    let mut db = Db::open(&path).unwrap();
     Connection::open(&path).unwrap().execute("UPDATE runs SET pid_started = pid_started - 1", []).unwrap();
     db.rescue_dead_runs().unwrap();
     let suspects = db.suspects().unwrap();
@@ -64,6 +70,8 @@ fn rows_of_a_process_that_died_are_suspects_and_nobody_claims_them_beside_others
 fn where_the_machine_went_down_rows_are_suspects_only_after_several_attempts() {
     let (_folder, path, mut db, mut tokens, _) = database(3);
     db.claim_page(&mut tokens, Stage::Detect, 0, 2).unwrap();
+    // Another worker looks at it from here on.
+    let mut db = Db::open(&path).unwrap();
     let conn = Connection::open(&path).unwrap();
     conn.execute("UPDATE images SET detect_attempts = 3 WHERE id = 2", []).unwrap();
     conn.execute("UPDATE runs SET boot_id = 'before ' || substr(boot_id, instr(boot_id, ' ') + 1)", []).unwrap();
@@ -97,6 +105,8 @@ fn a_second_worker_with_other_recipes_is_refused_and_changes_nothing() {
 fn a_worker_in_another_container_is_judged_by_its_heartbeat() {
     let (_folder, path, mut db, mut tokens, _) = database(2);
     db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap();
+    // Another worker looks at it from here on.
+    let mut db = Db::open(&path).unwrap();
     let conn = Connection::open(&path).unwrap();
     // The same machine and boot, but pids that mean something else.
     conn.execute("UPDATE runs SET boot_id = substr(boot_id, 1, instr(boot_id, ' ')) || 'pid:[1]', pid_started = 1", [])
@@ -106,6 +116,33 @@ fn a_worker_in_another_container_is_judged_by_its_heartbeat() {
     assert!(db.rescue_dead_runs().unwrap().is_empty());
     watch_for_the_lease(&mut db);
     assert_eq!(db.rescue_dead_runs().unwrap().len(), 1);
+}
+
+#[test]
+fn a_worker_that_beats_while_its_rescuer_waits_for_the_right_to_write_is_left_alone() {
+    let (_folder, path, mut db, mut tokens, _) = database(2);
+    db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap();
+    let mut other = Db::open(&path).unwrap();
+    assert!(other.rescue_dead_runs().unwrap().is_empty());
+    watch_for_the_lease(&mut other);
+    let writer = Connection::open(&path).unwrap();
+    writer.execute_batch("BEGIN IMMEDIATE; UPDATE runs SET heartbeat_at = heartbeat_at + 1").unwrap();
+    let rescuer = std::thread::spawn(move || other.rescue_dead_runs().unwrap());
+    std::thread::sleep(Duration::from_millis(200));
+    writer.execute_batch("COMMIT").unwrap();
+    assert_eq!(rescuer.join().unwrap(), []);
+    assert_eq!(number(&path, "SELECT count(*) FROM images WHERE detect_state = 'running'"), 1);
+}
+
+#[test]
+fn nobody_takes_the_own_run_for_dead() {
+    let (_folder, path, mut db, mut tokens, _) = database(2);
+    db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap();
+    assert!(db.rescue_dead_runs().unwrap().is_empty());
+    // As after a SIGSTOP that was longer than the lease.
+    watch_for_the_lease(&mut db);
+    assert!(db.rescue_dead_runs().unwrap().is_empty());
+    assert_eq!(number(&path, "SELECT count(*) FROM images WHERE detect_state = 'running'"), 1);
 }
 
 /// A short lease, and no heartbeat while this process watches.

@@ -72,6 +72,33 @@ fn at_the_time_of_until_a_run_stops_with_0_and_the_rest_is_pending() {
     assert_eq!(number(Path::new(&db), "SELECT count(*) FROM runs WHERE settings LIKE '%until%'"), 0, "not remembered");
 }
 
+#[test]
+fn at_the_time_of_until_processes_that_work_on_suspects_stop_too() {
+    let (_folder, db) = many(30_000);
+    let first = call(&[&["run", &db, "--device", "cpu", "--batch", "1", "--limit", "1"], &MODELS[..]].concat());
+    expect(&first, 0);
+    let conn = rusqlite::Connection::open(&db).unwrap();
+    conn.execute(
+        "INSERT INTO suspects (image_id, run_id, at) SELECT id, 1, 0 FROM images WHERE embed_state IS NULL",
+        [],
+    )
+    .unwrap();
+    drop(conn);
+    let until = clock(4);
+    let mut run = croprow();
+    run.args(["run", &db, "--json", "--until", &until]).env("TZ", "UTC");
+    let began = Instant::now();
+    let said = expect(&run.output().unwrap(), 0);
+    assert!(began.elapsed() < Duration::from_secs(60), "took {:?}: {said}", began.elapsed());
+    assert!(said.contains("stopped at ") && said.contains("that may have killed a worker wait"), "{said}");
+    let json: serde_json::Value = serde_json::from_str(said.lines().find(|l| l.starts_with('{')).unwrap()).unwrap();
+    assert_eq!((json["ended"].as_str(), json["stopped_by"].as_str()), (Some("stopped"), Some("until")));
+    assert_eq!(states(&db, "token IS NOT NULL"), 0, "nothing is left running");
+    assert!(states(&db, "embed_state = 'done'") > 1, "the child worked until then");
+    assert!(number(Path::new(&db), "SELECT count(*) FROM suspects WHERE alone = 0 AND deaths = 0") > 0);
+    assert_sound(Path::new(&db));
+}
+
 /// A child whose words are waited for, and that is not waited for in vain.
 struct Worker {
     child: Child,

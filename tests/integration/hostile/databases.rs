@@ -6,7 +6,7 @@ use std::path::Path;
 use rusqlite::Connection;
 
 use super::tame;
-use crate::cli::{call, expect, folder, run};
+use crate::cli::{EMBEDDER, call, expect, folder, run};
 use crate::support::dump::{assert_sound, number, text};
 
 #[test]
@@ -62,6 +62,37 @@ fn a_view_in_place_of_ours_that_calls_what_it_must_not_is_an_error() {
     let said = expect(&output, 3);
     assert!(said.contains("load_extension"), "{said}");
     tame(&output);
+}
+
+#[test]
+fn text_that_is_no_text_fails_its_row_at_most() {
+    let (_folder, db, photos) = folder(5);
+    expect(&call(&["add", &db, &photos]), 0);
+    let conn = Connection::open(&db).unwrap();
+    conn.execute_batch(
+        "UPDATE images SET prompt = CAST(x'636174ff' AS TEXT) WHERE id = 2;
+         UPDATE images SET key = CAST(x'ff' AS TEXT), tag = CAST(x'fe' AS TEXT) WHERE id = 3;
+         UPDATE images SET file_size_bytes = -1, file_mtime_ns = -9223372036854775808 WHERE id = 4",
+    )
+    .unwrap();
+    drop(conn);
+    let detector = ["--detector", "tests/data/models/owlvit-tiny", "--prompt", "cat", "--on-empty", "whole"];
+    let output = call(&[&["run", &db, "--device", "cpu", "--embedder", EMBEDDER], &detector[..]].concat());
+    expect(&output, 2);
+    tame(&output);
+    let path = Path::new(&db);
+    assert_eq!(number(path, "SELECT count(*) FROM images WHERE embed_state = 'done'"), 4);
+    assert_eq!(text(path, "SELECT image_id || ' ' || code || ' ' || (message LIKE '%UTF-8%') FROM failures"), "2 prompt 1");
+    assert_sound(path);
+    // What is stored is read once more, now with a label that is no text.
+    Connection::open(&db)
+        .unwrap()
+        .execute("UPDATE regions SET label = CAST(x'ff' AS TEXT) WHERE image_id = 3", [])
+        .unwrap();
+    let again = call(&["run", &db, "--embedder", "tests/data/models/dinov2-tiny", "--stale", "redo"]);
+    expect(&again, 2);
+    assert_eq!(number(path, "SELECT count(*) FROM images WHERE embed_state = 'done'"), 4);
+    expect(&call(&["status", &db]), 0);
 }
 
 #[test]
