@@ -6,12 +6,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use croprow::config::Stale;
 use croprow::db::Db;
 use croprow::db::claim::RunId;
 use croprow::error::Error;
 use rusqlite::{Connection, params};
 
-use crate::support::dump::{assert_sound, dump, number};
+use crate::support::dump::{assert_sound, dump, number, text};
 use crate::support::fake::{Behaviour, Setup, database, run};
 use crate::support::photos;
 
@@ -194,4 +195,29 @@ fn a_database_that_another_takes_the_place_of_ends_the_run_and_the_other_is_not_
     let old = folder.path().join("old.db");
     assert_eq!(number(&old, "SELECT count(*) FROM images"), 300);
     assert_sound(&old);
+}
+
+#[test]
+fn what_a_user_adds_to_the_schema_works_on_and_survives() {
+    let (_folder, db, _) = photos(8);
+    let additions = "
+        ALTER TABLE images ADD COLUMN stars INTEGER;
+        UPDATE images SET stars = id;
+        CREATE TABLE notes (image_id INTEGER, path);
+        CREATE INDEX images_by_stars ON images (stars);
+        CREATE VIEW liked AS SELECT path FROM images WHERE stars > 5;
+        CREATE TRIGGER noted AFTER UPDATE OF embed_state ON images
+        WHEN NEW.embed_state IS 'done' AND OLD.embed_state IS NOT 'done'
+        BEGIN INSERT INTO notes VALUES (NEW.id, NEW.path); END;";
+    Connection::open(&db).unwrap().execute_batch(additions).unwrap();
+    let schema = || text(&db, "SELECT group_concat(sql, ';') FROM (SELECT sql FROM sqlite_schema ORDER BY name)");
+    let before = schema();
+    assert_eq!(run(&db, &Setup::default()).unwrap().done, 8);
+    let again = Setup { detector: Some("fake-detector-2"), stale: Stale::Redo, ..Setup::default() };
+    assert_eq!(run(&db, &again).unwrap().done, 8);
+    assert_eq!(schema(), before);
+    assert_eq!(number(&db, "SELECT count(*) FROM images WHERE stars = id"), 8);
+    assert_eq!(number(&db, "SELECT count(*) FROM liked"), 3);
+    assert_eq!(number(&db, "SELECT count(*) FROM notes JOIN images ON images.id = image_id"), 16);
+    assert_sound(&db);
 }
