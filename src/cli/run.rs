@@ -150,6 +150,9 @@ fn restrict(args: &RunArgs, db: &mut Db) -> Result<(), Error> {
     db.restrict(settings.condition.as_deref())
 }
 
+/// Said before a GPU opens a model: kernels that were built for an older one are translated then, once.
+const PREPARING: &str = "preparing the models; on a GPU that is newer than its libraries this takes minutes at first";
+
 /// Both, for a run that is not staged.
 const ALL_MODELS: [ModelKind; 2] = [ModelKind::Detector, ModelKind::Embedder];
 
@@ -181,6 +184,9 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn load(&mut self, db: &mut Db, kinds: &[ModelKind]) -> Result<Models, Error> {
         log::info!("loading models");
+        if self.placing.device.is_cuda() {
+            say(PREPARING);
+        }
         let mut models = self.placing.load(&self.plan.config, self.runtime, kinds)?;
         models.notes.iter().for_each(|note| say(note));
         check_prompts(self.plan, &models, db)?;

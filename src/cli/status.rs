@@ -34,6 +34,9 @@ pub(crate) struct StatusArgs {
 /// Between two looks with `--watch`.
 const WATCH: Duration = Duration::from_secs(2);
 
+/// Formats that are not decoded are counted one by one up to this many, the most frequent ones.
+const FORMATS_MOST: usize = 10;
+
 pub(crate) fn run(args: &StatusArgs) -> Result<u8, Error> {
     loop {
         let db = Db::open_read_only(&args.db)?;
@@ -97,6 +100,9 @@ fn describe(status: &Status, alive: bool) -> String {
     }
     for f in &status.failures {
         let _ = writeln!(text, "{:>8} x {} in {}, e.g. {}", f.images, f.code, f.stage, printable::line(&f.example));
+    }
+    for format in status.unsupported.iter().take(FORMATS_MOST) {
+        let _ = writeln!(text, "{:>16} x {}", format.images, printable::line(&format.reason));
     }
     text
 }

@@ -1,5 +1,8 @@
 //! What `status` tells. Instant at any size: counters and the last samples, never a scan.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use rusqlite::{OptionalExtension, Row};
 use serde::Serialize;
 
@@ -46,6 +49,15 @@ pub struct FailureCount {
     pub example: String,
 }
 
+/// Images that could not be decoded for the same reason, which names their format.
+#[derive(Clone, Debug, Serialize)]
+pub struct UnsupportedCount {
+    /// As in their messages: `heic images are not supported`.
+    pub reason: String,
+    /// How many.
+    pub images: u64,
+}
+
 /// The last run.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunReport {
@@ -80,6 +92,8 @@ pub struct Status {
     pub stages: Vec<StageProgress>,
     /// By code, most frequent first. Counted over at most 20,000 failures; `stages` has all.
     pub failures: Vec<FailureCount>,
+    /// Those of the code `unsupported` by format, most frequent first. Counted over the same failures.
+    pub unsupported: Vec<UnsupportedCount>,
     /// The last run that began.
     pub last_run: Option<RunReport>,
     /// Seconds in which no image got through a stage, where the last run has not ended and that is long.
@@ -132,7 +146,26 @@ impl Db {
             .optional()?;
         let open = last_run.as_ref().filter(|run: &&RunReport| run.ended_at.is_none());
         let stalled_s = open.map(|run| self.stalled_s(run.id)).transpose()?.flatten();
-        Ok(Status { images, stages, failures, last_run, stalled_s })
+        let unsupported = self.unsupported()?;
+        Ok(Status { images, stages, failures, unsupported, last_run, stalled_s })
+    }
+
+    fn unsupported(&self) -> Result<Vec<UnsupportedCount>, Error> {
+        let mut statement = self
+            .conn
+            .prepare("SELECT message FROM (SELECT code, message FROM failures LIMIT ?1) WHERE code = 'unsupported'")?;
+        let mut rows = statement.query([FAILURE_SCAN_ROWS])?;
+        let mut images_by_reason = BTreeMap::<String, u64>::new();
+        while let Some(row) = rows.next()? {
+            let Some(message) = row.get::<_, Option<String>>(0)? else { continue };
+            // Behind the path, which may hold a colon of its own.
+            let reason = message.rsplit_once(": ").map_or(message.as_str(), |(_, reason)| reason);
+            *images_by_reason.entry(reason.to_owned()).or_default() += 1;
+        }
+        let counts = images_by_reason.into_iter().map(|(reason, images)| UnsupportedCount { reason, images });
+        let mut counts: Vec<UnsupportedCount> = counts.collect();
+        counts.sort_by_key(|count| Reverse(count.images));
+        Ok(counts)
     }
 
     /// From the samples: rates are over the last seconds, so it is at least that long.

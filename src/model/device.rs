@@ -265,6 +265,7 @@ mod tests {
             Path::new("/r/libonnxruntime.so"),
         );
         assert!(text.starts_with("the library libcublasLt.so.13 is missing"), "{text}");
+        assert!(text.contains("needs CUDA 13 and cuDNN 9") && text.contains("beside /r/libonnxruntime.so"), "{text}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Whether a shared library is whole. The loader maps what the header promises; touching a page beyond the end
-//! of the file kills the process with SIGBUS, which no error handling sees. Half a download is enough for that.
+//! Whether a shared library is whole and for this processor. The loader maps what the header promises; touching a page
+//! beyond the end of the file kills the process with SIGBUS, which no error handling sees. Half a download is enough.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -13,6 +13,18 @@ const SEGMENT_BYTES: usize = 56;
 
 /// `PT_LOAD`: a part of the file that is mapped.
 const LOADED: u32 = 1;
+
+/// `e_machine` of the processors that the runtime is built for; `None` on another.
+const OWN_MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
+    Some(62)
+} else if cfg!(target_arch = "aarch64") {
+    Some(183)
+} else {
+    None
+};
+
+/// Beginning of a file header, up to the end of `e_machine`.
+const MACHINE_BYTES: usize = 20;
 
 /// True where a little-endian ELF64 file ends before a part that would be mapped. Any other file is left to the
 /// loader, which refuses it with a reason. Source of the offsets: the System V ABI, `Elf64_Ehdr`, `Elf64_Phdr`.
@@ -43,6 +55,19 @@ pub(super) fn is_cut_short(path: &Path) -> io::Result<bool> {
     file.read_exact(&mut table)?;
     let beyond = |s: &[u8]| u32_at(s, 0) == LOADED && u64_at(s, 8).saturating_add(u64_at(s, 32)) > len;
     Ok(table.chunks_exact(SEGMENT_BYTES).any(beyond))
+}
+
+/// True for a little-endian ELF64 file of another processor, of which the loader only says that there is no such file.
+///
+/// # Errors
+/// The file cannot be read.
+pub(super) fn is_foreign(path: &Path) -> io::Result<bool> {
+    let mut start = [0; MACHINE_BYTES];
+    match File::open(path)?.read_exact(&mut start) {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(e) => Err(e),
+        Ok(()) => Ok(start.starts_with(b"\x7fELF\x02\x01") && OWN_MACHINE.is_some_and(|own| own != u16_at(&start, 18))),
+    }
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {

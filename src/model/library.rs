@@ -130,6 +130,11 @@ fn start(path: &Path, threads: usize) -> Result<Runtime, Error> {
     if elf::is_cut_short(path).map_err(|e| refused(e.to_string()))? {
         return Err(refused("the file is cut short; fetch it again with scripts/fetch-runtime.sh".to_owned()));
     }
+    if elf::is_foreign(path).map_err(|e| refused(e.to_string()))? {
+        return Err(refused(
+            "it is built for another processor; fetch the one for this machine: scripts/fetch-runtime.sh".to_owned(),
+        ));
+    }
     if env::var_os(TELEMETRY_SWITCH).is_none_or(|v| v != "1") {
         log::warn!("ONNX Runtime may send telemetry to Microsoft: start with {TELEMETRY_SWITCH}=1");
     }

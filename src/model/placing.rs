@@ -135,3 +135,22 @@ impl Placing {
         (1..=most).rev().find(|sessions| threads.is_multiple_of(*sessions)).unwrap_or(1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_sessions_of_a_model_together_have_as_many_threads_as_were_asked_for() {
+        let placing = Placing { device: EffectiveDevice::cpu(None), gpu: None, files: [None, None], vram_bytes: None };
+        for threads in 1..=64 {
+            for weights_bytes in [0, 20 << 20, 200 << 20, 2 << 30] {
+                let sessions = placing.sessions(threads, weights_bytes);
+                assert!((1..=SESSIONS_MOST).contains(&sessions), "{threads} {weights_bytes}");
+                assert_eq!(threads / sessions * sessions, threads, "{weights_bytes}");
+            }
+            assert_eq!(placing.sessions(threads, 2 << 30), 1, "a large model is held once");
+        }
+        assert_eq!(placing.sessions(8, 20 << 20), SESSIONS_MOST);
+    }
+}

@@ -7,6 +7,7 @@ mod support;
 
 mod apart;
 mod cli;
+mod coverage;
 mod database;
 mod disk;
 mod doctor;

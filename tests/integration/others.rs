@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use croprow::config::Stale;
 use croprow::db::Db;
 use croprow::db::claim::RunId;
 use croprow::error::Error;
@@ -16,7 +17,7 @@ use croprow::row::RowCode;
 use rusqlite::{Connection, params};
 
 use crate::cli::{EMBEDDER, call, expect};
-use crate::support::dump::{assert_sound, dump, number};
+use crate::support::dump::{assert_sound, dump, number, text};
 use crate::support::fake::{Behaviour, Setup, database, run};
 use crate::support::photos;
 
@@ -238,4 +239,29 @@ fn a_row_a_list_or_a_folder_that_names_the_database_itself_does_not_cost_its_loc
     let metrics = call(&["run", path.to_str().unwrap(), "--embedder", EMBEDDER, "--metrics", path.to_str().unwrap()]);
     assert!(expect(&metrics, 1).contains("part of the database"));
     assert_sound(&path);
+}
+
+#[test]
+fn what_a_user_adds_to_the_schema_works_on_and_survives() {
+    let (_folder, db, _) = photos(8);
+    let additions = "
+        ALTER TABLE images ADD COLUMN stars INTEGER;
+        UPDATE images SET stars = id;
+        CREATE TABLE notes (image_id INTEGER, path);
+        CREATE INDEX images_by_stars ON images (stars);
+        CREATE VIEW liked AS SELECT path FROM images WHERE stars > 5;
+        CREATE TRIGGER noted AFTER UPDATE OF embed_state ON images
+        WHEN NEW.embed_state IS 'done' AND OLD.embed_state IS NOT 'done'
+        BEGIN INSERT INTO notes VALUES (NEW.id, NEW.path); END;";
+    Connection::open(&db).unwrap().execute_batch(additions).unwrap();
+    let schema = || text(&db, "SELECT group_concat(sql, ';') FROM (SELECT sql FROM sqlite_schema ORDER BY name)");
+    let before = schema();
+    assert_eq!(run(&db, &Setup::default()).unwrap().done, 8);
+    let again = Setup { detector: Some("fake-detector-2"), stale: Stale::Redo, ..Setup::default() };
+    assert_eq!(run(&db, &again).unwrap().done, 8);
+    assert_eq!(schema(), before);
+    assert_eq!(number(&db, "SELECT count(*) FROM images WHERE stars = id"), 8);
+    assert_eq!(number(&db, "SELECT count(*) FROM liked"), 3);
+    assert_eq!(number(&db, "SELECT count(*) FROM notes JOIN images ON images.id = image_id"), 16);
+    assert_sound(&db);
 }

@@ -200,3 +200,25 @@ fn nobody_who_listens_does_not_change_the_exit_code() {
     shell(&words);
     assert_eq!(fs::read_to_string(status).unwrap().trim(), "2");
 }
+
+#[test]
+fn images_in_formats_that_are_not_decoded_are_counted_by_format() {
+    let (folder, db) = added(2);
+    let photos = folder.path().join("photos");
+    for (name, bytes) in [
+        ("a.heic", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic".as_slice()),
+        ("b: c.heic", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"),
+        ("d.jpg", b"\0\0\0\x18ftypavif\0\0\0\0mif1avif"),
+        ("e.jpg", b"no picture"),
+    ] {
+        fs::write(photos.join(name), bytes).unwrap();
+    }
+    expect(&call(&["add", &db, photos.to_str().unwrap()]), 0);
+    expect(&run(&db, &[]), 2);
+    let said = expect(&call(&["status", &db]), 0);
+    assert!(said.contains(" 3 x unsupported in detect") && said.contains(" 1 x not_an_image in detect"), "{said}");
+    assert!(said.contains(" 2 x heic images are not supported\n"), "{said}");
+    assert!(said.contains(" 1 x avif images are not supported\n"), "{said}");
+    let json: serde_json::Value = serde_json::from_slice(&call(&["status", &db, "--json"]).stdout).unwrap();
+    assert_eq!(json["unsupported"][0], serde_json::json!({"reason": "heic images are not supported", "images": 2}));
+}

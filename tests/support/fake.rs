@@ -74,6 +74,7 @@ impl Behaviour {
     fn check(&self, batch: &dyn ImageBatch) -> Result<(), ModelError> {
         std::thread::sleep(self.call);
         assert!(!self.panics, "as planned");
+        assert!(batch.images().len_of(Axis(0)) > 0, "a call with no image");
         if self.lost {
             return Err(ModelError::DeviceLost("CUDA error 719: unspecified launch failure".into()));
         }

@@ -82,7 +82,10 @@ fn text_that_is_no_text_fails_its_row_at_most() {
     tame(&output);
     let path = Path::new(&db);
     assert_eq!(number(path, "SELECT count(*) FROM images WHERE embed_state = 'done'"), 4);
-    assert_eq!(text(path, "SELECT image_id || ' ' || code || ' ' || (message LIKE '%UTF-8%') FROM failures"), "2 prompt 1");
+    assert_eq!(
+        text(path, "SELECT image_id || ' ' || code || ' ' || (message LIKE '%UTF-8%') FROM failures"),
+        "2 prompt 1"
+    );
     assert_sound(path);
     // What is stored is read once more, now with a label that is no text.
     Connection::open(&db)

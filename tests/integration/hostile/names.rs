@@ -1,8 +1,12 @@
 //! Names, prompts, tags, keys and labels that try to steer a terminal or to pass for something else.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use super::tame;
@@ -137,4 +141,53 @@ fn ten_thousand_missing_files_are_no_ten_thousand_lines() {
         ),
         1
     );
+}
+
+#[test]
+fn odd_names_come_back_exactly_and_have_whole_crops() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (db, photos, crops) = (at("photos.db"), at("photos"), at("crops"));
+    fs::create_dir(&photos).unwrap();
+    let longest = "n".repeat(251) + ".png";
+    let names: [&[u8]; 11] = [
+        b"with space.png",
+        b"two\nlines.png",
+        b"it's \"quoted\".png",
+        b"-dash.png",
+        b"100%25.png",
+        "\u{1f682}.png".as_bytes(),
+        "写真.png".as_bytes(),
+        // The same word, composed and decomposed: two files.
+        "\u{e9}.png".as_bytes(),
+        "e\u{301}.png".as_bytes(),
+        longest.as_bytes(),
+        b"caf\xe9 \xff.png",
+    ];
+    let paths: BTreeSet<Vec<u8>> = (0..)
+        .zip(names)
+        .map(|(number, name)| {
+            let path = Path::new(&photos).join(OsStr::from_bytes(name));
+            picture(number, 60, 40).save_with_format(&path, image::ImageFormat::Png).unwrap();
+            path.as_os_str().as_bytes().to_vec()
+        })
+        .collect();
+    expect(&call(&["add", &db, &photos]), 0);
+    let output = run(&db, &["--crops", &crops, "--on-empty", "whole"]);
+    expect(&output, 0);
+    tame(&output);
+    let conn = Connection::open(&db).unwrap();
+    for sql in [
+        "SELECT CAST(path AS BLOB) FROM images WHERE embed_state = 'done'",
+        "SELECT DISTINCT CAST(path AS BLOB) FROM results WHERE embedded
+         AND crop GLOB '[0-9a-f][0-9a-f]/' || image_id || '-*.jpg'",
+    ] {
+        let mut statement = conn.prepare(sql).unwrap();
+        let stored = statement.query_map([], |row| row.get::<_, Vec<u8>>(0)).unwrap().map(Result::unwrap);
+        assert_eq!(stored.collect::<BTreeSet<_>>(), paths, "{sql}");
+    }
+    let verified = call(&["verify", &db]);
+    expect(&verified, 0);
+    tame(&verified);
+    assert_sound(Path::new(&db));
 }

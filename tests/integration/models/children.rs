@@ -65,10 +65,16 @@ fn a_library_that_cannot_be_used_is_refused_quickly_with_path_and_reason() {
     let alien = fs::read(root(".demo/runtime/libonnxruntime.so")).unwrap();
     let short = folder.path().join("short.so");
     fs::write(&short, &alien[..4096]).unwrap();
+    let foreign = compiled(folder.path(), "foreign", "int answer(void) { return 42; }");
+    let mut bytes = fs::read(&foreign).unwrap();
+    // The number of a processor that nobody has here: SPARC.
+    bytes[18..20].copy_from_slice(&43_u16.to_le_bytes());
+    fs::write(&foreign, bytes).unwrap();
     for (path, words) in [
         (folder.path().join("absent.so"), "no ONNX Runtime library; looked at"),
         (text_file, "the loader refuses it"),
         (short, "the file is cut short; fetch it again"),
+        (foreign, "it is built for another processor; fetch the one for this machine"),
         (compiled(folder.path(), "old", &stub("1.5.0")), "it is ONNX Runtime 1.5.0, needed is 1.31 or newer"),
         (compiled(folder.path(), "other", "int answer(void) { return 42; }"), "not an ONNX Runtime library"),
         (compiled(folder.path(), "hollow", &stub("1.31.0")), "does not answer as an ONNX Runtime library does"),

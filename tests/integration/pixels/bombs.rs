@@ -23,7 +23,7 @@ fn zlib_of_zeros(bytes: usize) -> Vec<u8> {
     chunks(&image).filter(|(kind, _)| kind == b"IDAT").flat_map(|(_, data)| data.to_vec()).collect()
 }
 
-fn chunks(png: &[u8]) -> impl Iterator<Item = ([u8; 4], &[u8])> {
+pub(super) fn chunks(png: &[u8]) -> impl Iterator<Item = ([u8; 4], &[u8])> {
     let mut rest = &png[8..];
     std::iter::from_fn(move || {
         let length = u32::from_be_bytes(*rest.first_chunk()?) as usize;
@@ -33,7 +33,7 @@ fn chunks(png: &[u8]) -> impl Iterator<Item = ([u8; 4], &[u8])> {
     })
 }
 
-fn chunk(kind: &[u8; 4], data: &[u8]) -> Vec<u8> {
+pub(super) fn chunk(kind: &[u8; 4], data: &[u8]) -> Vec<u8> {
     let checked = [kind.as_slice(), data].concat();
     [&(data.len() as u32).to_be_bytes()[..], &checked, &crc32(&checked).to_be_bytes()].concat()
 }
@@ -46,7 +46,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 }
 
 /// A small PNG with other chunks after its header, and perhaps with other pixels.
-fn png_with(extra: &[u8], pixels: Option<&[u8]>) -> Vec<u8> {
+pub(super) fn png_with(extra: &[u8], pixels: Option<&[u8]>) -> Vec<u8> {
     let plain = png(&DynamicImage::ImageRgb8(gradient(16, 16)), None);
     let mut bytes = plain[..33].to_vec();
     bytes.extend(extra);

@@ -14,6 +14,8 @@ fn content_decides_and_not_the_name() {
     let png_bytes = png(&DynamicImage::ImageRgb8(gradient(8, 8)), None);
     let read = open(&folder.write("really_a_png.jpg", &png_bytes), &CONFIG).unwrap();
     assert_eq!(read.facts.format, "png");
+    let read = open(&folder.write("really_a_jpeg.PNG", &jpeg(&gradient(8, 8))), &CONFIG).unwrap();
+    assert_eq!(read.facts.format, "jpeg");
     let read = open(&folder.write("no_extension", &jpeg(&gradient(8, 8))), &CONFIG).unwrap();
     assert_eq!(read.facts.format, "jpeg");
 }
@@ -106,6 +108,9 @@ fn what_follows_the_first_picture_is_ignored() {
         let read = open(&folder.write("tail.jpg", &[&first, tail].concat()), &CONFIG).unwrap();
         assert!(read.picture == expected);
     }
+    // Several pictures of a camera, or one and its map of gains: an index that names the others, and they follow.
+    let several = [with_segment(&first, 0xe2, b"MPF\0II*\0\x08\0\0\0"), second].concat();
+    assert!(open(&folder.write("several.mpo", &several), &CONFIG).unwrap().picture == expected);
     let image = png(&DynamicImage::ImageRgb8(gradient(40, 24)), None);
     assert!(open(&folder.write("tail.png", &[&image, b"more".as_slice()].concat()), &CONFIG).is_ok());
 }

@@ -1,10 +1,18 @@
 //! One upright picture, stored in all eight ways.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
 use croprow::geometry::{Orientation, Size};
 use croprow::pixels::orient::apply;
 use image::{DynamicImage, RgbImage};
+use rusqlite::Connection;
 
+use super::bombs::{chunk, png_with};
 use super::files::*;
+use crate::support::dump::{assert_sound, number};
+use crate::support::fake::{Setup, database, run};
+use crate::support::picture;
 
 /// As a camera that notes `value` would have stored it.
 fn stored(upright: &RgbImage, value: u16) -> RgbImage {
@@ -81,4 +89,74 @@ fn an_exif_chunk_after_the_image_data_of_a_png_is_ignored() {
     let after = open(&folder.write("after.png", &moved), &CONFIG).unwrap();
     assert_eq!(before.facts.orientation, Orientation::Rotate90);
     assert_eq!((after.facts.orientation, after.facts.orientation_source), (Orientation::Upright, "none"));
+}
+
+#[test]
+fn orientation_in_xmp_or_in_a_text_is_ignored() {
+    let folder = Folder::new();
+    let jpeg = jpeg(&gradient(40, 24));
+    let name = b"http://ns.adobe.com/xap/1.0/\0".as_slice();
+    let packet = b"<x:xmpmeta xmlns:x='adobe:ns:meta/'>\
+        <rdf:RDF xmlns:rdf='http://www.w3.org/1999/02/22-rdf-syntax-ns#'><rdf:Description \
+        xmlns:tiff='http://ns.adobe.com/tiff/1.0/' tiff:Orientation='6'/></rdf:RDF></x:xmpmeta>";
+    let xmp = with_segment(&jpeg, 0xe1, &[name, packet].concat());
+    let block = [b"Exif\0\0".as_slice(), &exif(6)].concat();
+    // As ImageMagick writes it: a name, a length, and the block in hexadecimal digits.
+    let digits: String = block.iter().map(|byte| format!("{byte:02x}")).collect();
+    let text = format!("Raw profile type exif\0\nexif\n{:8}\n{digits}\n", block.len());
+    let files = [
+        ("xmp.jpg", xmp),
+        ("xmp.png", png_with(&chunk(b"iTXt", &[b"XML:com.adobe.xmp\0\0\0\0\0".as_slice(), packet].concat()), None)),
+        ("text.png", png_with(&chunk(b"tEXt", text.as_bytes()), None)),
+    ];
+    for (name, bytes) in files {
+        let facts = open(&folder.write(name, &bytes), &CONFIG).unwrap().facts;
+        assert_eq!((facts.orientation, facts.orientation_source), (Orientation::Upright, "none"), "{name}");
+    }
+    // Before an Exif block it is in nobody's way.
+    let both = with_segment(&with_segment(&jpeg, 0xe1, &block), 0xe1, &[name, packet].concat());
+    let facts = open(&folder.write("both.jpg", &both), &CONFIG).unwrap().facts;
+    assert_eq!((facts.orientation, facts.orientation_source), (Orientation::Rotate90, "exif"));
+}
+
+#[test]
+fn rows_boxes_vectors_and_crops_of_all_eight_are_those_of_the_upright_picture() {
+    let folder = Folder::new();
+    let mut files = Vec::new();
+    for n in 0..9 {
+        let upright = picture(n, 61, 43);
+        for value in 1..=8 {
+            let bytes = png(&DynamicImage::ImageRgb8(stored(&upright, value)), Some(&exif(value)));
+            files.push(folder.write(&format!("{n}-{value}.png"), &bytes));
+        }
+    }
+    let (db, crops) = (folder.path().join("photos.db"), folder.path().join("crops"));
+    fs::create_dir(&crops).unwrap();
+    database(&db, &files);
+    let mut setup = Setup::default();
+    setup.config.crops = Some(crops.clone());
+    assert_eq!(run(&db, &setup).unwrap().done, 72);
+    let frames = "SELECT count(*) FROM images WHERE width_px = 61 AND height_px = 43 AND orientation_source = 'exif'
+        AND components = 3 AND orientation = CAST(substr(path, -5, 1) AS INTEGER)
+        AND stored_width_px = iif(orientation < 5, 61, 43) AND stored_height_px = iif(orientation < 5, 43, 61)";
+    assert_eq!(number(&db, frames), 72);
+    // The picture's number stands seven characters before the end of its name.
+    let unlike = "SELECT count(*) FROM (
+        SELECT 1 FROM regions r JOIN images i ON i.id = r.image_id JOIN embeddings e ON e.region_id = r.id
+        GROUP BY substr(path, -7, 1), label, score, x0, y0, x1, y1, vector HAVING count(*) <> 8)";
+    assert_eq!(number(&db, unlike), 0);
+    let conn = Connection::open(&db).unwrap();
+    let mut statement = conn
+        .prepare(
+            "SELECT substr(path, -7, 1) || printf(' %s %f %f', label, x0, y0), crop
+             FROM regions r JOIN images i ON i.id = r.image_id",
+        )
+        .unwrap();
+    let rows = statement.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, String>(1)?))).unwrap();
+    let mut contents = BTreeMap::<String, BTreeSet<Vec<u8>>>::new();
+    for (region, crop) in rows.map(Result::unwrap) {
+        contents.entry(region).or_default().insert(fs::read(crops.join(crop)).unwrap());
+    }
+    assert!(contents.len() > 3 && contents.values().all(|same| same.len() == 1), "{:?}", contents.keys());
+    assert_sound(&db);
 }
