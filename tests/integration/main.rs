@@ -17,6 +17,7 @@ mod hung;
 mod input;
 mod measurements;
 mod memory;
+mod mending;
 mod models;
 mod others;
 mod parity;
