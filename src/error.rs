@@ -75,10 +75,10 @@ pub enum Error {
     #[error("{0}")]
     TooManyFailures(String),
     /// A folder with files of many rows is gone. No row was marked for it.
-    #[error("{folder} cannot be read {how}: is its disk or network folder gone? no image was marked as failed for it",
-            folder = printable::path(folder), how = if *was_read { "any more" } else { "at all" })]
+    #[error("nothing in {folder} can be read{how}: is its disk or network folder gone? no image was marked as failed for it",
+            folder = printable::path(folder), how = if *was_read { " any more" } else { "" })]
     PlaceGone {
-        /// The uppermost folder that is gone.
+        /// The uppermost folder that is gone, or the one around several.
         folder: PathBuf,
         /// Files in it were read before, in the same run.
         was_read: bool,
@@ -92,6 +92,9 @@ pub enum Error {
     /// The host took something away: threads, descriptors.
     #[error("{0}")]
     System(String),
+    /// The system is short of something and could not open a file. No row was marked for it.
+    #[error("{0}; no image was marked as failed for it")]
+    Shortage(String),
     /// A stage panicked. A fault of this program.
     #[error("internal: the {stage} stage panicked: {message}; please report this")]
     Panicked {
@@ -119,6 +122,7 @@ impl Error {
             | Self::Replaced { .. }
             | Self::Model(_)
             | Self::System(_)
+            | Self::Shortage(_)
             | Self::TooManyFailures(_)
             | Self::PlaceGone { .. }
             | Self::Books(_)
@@ -158,8 +162,12 @@ impl Error {
                  the same command again; --max-failures none lets any number fail",
             ),
             Self::PlaceGone { .. } => Some(
-                "bring it back and start the same command again, its rows are pending; where its files are gone for good, make an \
-                 empty folder of that name, and they fail as missing",
+                "bring it back and start the same command again, its rows are pending; where it is gone for good, leave its rows out \
+                 (--where \"path NOT LIKE '/that/folder/%'\") or delete them (README, Stopping)",
+            ),
+            Self::Shortage(_) => Some(
+                "raise the limit of open files (`ulimit -n`; of the system: `sysctl fs.file-max`) or free memory, end what else uses \
+                 them up, or take fewer --threads; then start the same command again: finished rows are kept",
             ),
             Self::Books(_) => Some(
                 "what is stored was stored whole; `croprow verify DB` counts again and names what is wrong, with --repair it mends the counters",

@@ -215,13 +215,21 @@ pub struct Finished {
     pub outcome: Outcome,
 }
 
-/// Why a file that cannot be read may not be to blame. Holds the uppermost folder that is gone.
+/// Why a file that cannot be read may not be to blame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lost {
-    /// Files that were read before, in the same run and the same place, cannot be read any more either.
+    /// Files that were read before, in the same run and the same place, cannot be read any more either. Holds the
+    /// uppermost folder that is gone.
     Place(PathBuf),
-    /// No file was read yet, and the folder of this one is not there.
-    Folder(PathBuf),
+    /// The folder of the file is not there.
+    Folder {
+        /// The uppermost folder on the way to it that is gone.
+        gone: PathBuf,
+        /// The uppermost folder on the way to it below which no file was read in this run; `gone` where there is none.
+        unread: PathBuf,
+    },
+    /// The system was short of something and could not open the file. Holds the row's message.
+    Shortage(String),
 }
 
 /// How the work on a row ended.
@@ -260,12 +268,14 @@ pub struct RowError {
     pub code: RowCode,
     /// Names the path, the reason and, where there is one, the remedy.
     pub message: String,
+    /// The system's number (`errno`), where it was the system that refused something.
+    pub os_error: Option<i32>,
 }
 
 impl RowError {
     /// An error of that code. The message becomes one line that is fit for a terminal, wherever it is read.
     pub fn new(code: RowCode, message: impl AsRef<str>) -> Self {
-        Self { code, message: printable::line(message.as_ref()) }
+        Self { code, message: printable::line(message.as_ref()), os_error: None }
     }
 
     /// The same error, naming the file where the message does not name it yet.

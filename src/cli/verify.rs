@@ -47,7 +47,11 @@ const DAMAGED: u8 = 2;
 pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Error> {
     let mut report = look(args)?;
     let mut mended = None;
-    if args.repair && !report.is_sound() {
+    let forbidden = report.forbids_mending().filter(|_| args.repair);
+    if let Some(why) = forbidden {
+        // Not even opened for writing.
+        say(why);
+    } else if args.repair && !report.is_sound() {
         if !args.json {
             print(&describe(args, &report))?;
         }

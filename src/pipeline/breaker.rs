@@ -1,6 +1,9 @@
-//! The breaker: a disk or network folder that vanishes must not mark ten thousand rows as failed. A file that cannot be
-//! read is the file's fault only while others can be. [`Places`] gathers the evidence where a file was refused,
-//! [`Breaker`] draws the conclusion before an outcome is stored.
+//! The breaker: a disk or network folder that vanishes must not mark ten thousand rows as failed, and neither must a system
+//! that is short of something. A file that cannot be read is the file's fault only while others of its place can be.
+//! [`Places`] gathers the evidence where a file was refused, [`Breaker`] draws the conclusion before an outcome is stored.
+//!
+//! Where the folder of a file is gone nobody can tell a deleted folder from a disk that is not there. Such outcomes are held
+//! back, and their number decides: many of one place end the run, a handful fails at the end.
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
@@ -13,8 +16,11 @@ use rustix::fs::OFlags;
 
 use super::message::Refused;
 use super::stop::{Cause, Stop};
+use super::trodden::Trodden;
 use crate::error::Error;
 use crate::pixels::header::Probed;
+use crate::pixels::patience::is_shortage;
+use crate::printable;
 use crate::row::{Finished, Lost, RowCode, RowError};
 
 /// File systems that are remembered; of more, the one that was read the longest time ago is forgotten.
@@ -23,12 +29,23 @@ const PLACES: usize = 16;
 /// Files of each that are remembered, the latest. All of them must be unreadable: one alone may have been deleted.
 const FILES: usize = 8;
 
-/// So many outcomes at the very start that are all of lost files, and the run stops. Fewer in all are failed rows.
-const OPENING_ROWS: usize = 20;
+/// So many outcomes of files whose folders are gone, below one folder of which nothing was read, and the run stops. Fewer
+/// in all are failed rows.
+const GONE_ROWS: usize = 20;
 
-/// Files that were read, by file system.
+/// Outcomes that are held back at most. Of more the oldest is let through: all of its place are few, and others are read.
+const HELD_MOST: usize = 1024;
+
+/// What was read in this run, and where.
 #[derive(Debug, Default)]
-pub struct Places(Mutex<Vec<Place>>);
+pub struct Places(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// Files that were read, by file system. The one that was read last is the last.
+    places: Vec<Place>,
+    trodden: Trodden,
+}
 
 #[derive(Clone, Debug)]
 struct Place {
@@ -44,7 +61,11 @@ impl Places {
     }
 
     fn remember(&self, path: &Path, device: u64) {
-        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(folder) = path.parent() {
+            known.trodden.add(folder);
+        }
+        let places = &mut known.places;
         let mut place = match places.iter().position(|place| place.device == device) {
             Some(i) => places.remove(i),
             None => Place { device, files: VecDeque::with_capacity(FILES) },
@@ -62,6 +83,7 @@ impl Places {
     /// What is to be made of the refusal of `path`. Looks at files, so it may wait for a disk.
     pub fn doubt(&self, path: &Path, error: RowError) -> Refused {
         let lost = match error.code {
+            _ if error.os_error.is_some_and(is_shortage) => Some(Lost::Shortage(error.message.clone())),
             RowCode::Missing | RowCode::Permission | RowCode::Io => self.lost(path),
             _ => None,
         };
@@ -69,11 +91,19 @@ impl Places {
     }
 
     fn lost(&self, path: &Path) -> Option<Lost> {
-        let places = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if places.is_empty() {
-            let folder = path.parent().filter(|folder| folder.metadata().is_err())?;
-            return Some(Lost::Folder(uppermost_gone(folder)));
+        if let Some(place) = self.gone_place(path) {
+            return Some(Lost::Place(place));
         }
+        let folder = path.parent().filter(|folder| is_gone(folder))?;
+        let gone = uppermost_gone(folder);
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let unread = known.trodden.unread_above(&gone).to_owned();
+        Some(Lost::Folder { gone, unread })
+    }
+
+    fn gone_place(&self, path: &Path) -> Option<PathBuf> {
+        // Not held while files are looked at.
+        let places = self.0.lock().unwrap_or_else(PoisonError::into_inner).places.clone();
         // Of several the one that the file would lie in, or the latest: a disk whose files are all done may be gone.
         let place = places.iter().max_by_key(|place| place.files.back().map_or(0, |file| in_common(file, path)))?;
         // Mostly the latest file is still there, and this is all there is to do.
@@ -81,7 +111,7 @@ impl Places {
             return None;
         }
         let folder = place.files.back().and_then(|file| file.parent())?;
-        Some(Lost::Place(uppermost_gone(folder)))
+        Some(uppermost_gone(folder))
     }
 }
 
@@ -90,58 +120,96 @@ fn in_common(a: &Path, b: &Path) -> usize {
     a.components().zip(b.components()).take_while(|(a, b)| a == b).count()
 }
 
-/// True where a byte of the file can be read, or it has none.
+/// True where a byte of the file can be read, or it has none; and where a shortage says nothing of it.
 fn is_readable(path: &Path) -> bool {
     // As where images are opened: nothing here may wait for the other end of a pipe.
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
-    file.and_then(|mut file| file.read(&mut [0])).is_ok()
+    let read = file.and_then(|mut file| file.read(&mut [0]));
+    read.map_or_else(|e| e.raw_os_error().is_some_and(is_shortage), |_| true)
 }
 
 /// The folder nearest to the root that cannot be looked at, of `folder` and those above it; `folder` itself where all
 /// can.
 fn uppermost_gone(folder: &Path) -> PathBuf {
-    folder.ancestors().take_while(|above| above.metadata().is_err()).last().unwrap_or(folder).to_owned()
+    folder.ancestors().take_while(|above| is_gone(above)).last().unwrap_or(folder).to_owned()
+}
+
+/// True for a folder that cannot be looked at. A path that names none is in the current folder.
+fn is_gone(folder: &Path) -> bool {
+    !folder.as_os_str().is_empty() && folder.metadata().is_err()
 }
 
 /// Holds outcomes back that may not be their rows' fault. Belongs to the one thread that stores outcomes.
 #[derive(Debug, Default)]
 pub struct Breaker {
-    /// All that there was so far.
-    opening: Vec<Finished>,
-    is_open: bool,
+    held: VecDeque<Held>,
     tripped: Option<Error>,
 }
 
+#[derive(Debug)]
+struct Held {
+    finished: Finished,
+    /// The uppermost folder on the way to its file that is gone.
+    gone: PathBuf,
+}
+
 impl Breaker {
-    /// Adds to `batch` what may be stored now. A stop is asked for when a place is found to be gone; rows whose outcome
-    /// was held back are then pending again.
-    pub fn sift(&mut self, finished: Finished, batch: &mut Vec<Finished>, stop: &Stop) {
-        match finished.lost.clone() {
+    /// Adds to `batch` what may be stored now. A stop is asked for when a place is found to be gone, or the system is short
+    /// of something; rows whose outcome was held back are then pending again.
+    pub fn sift(&mut self, mut finished: Finished, batch: &mut Vec<Finished>, stop: &Stop) {
+        match finished.lost.take() {
+            None => batch.push(finished),
             Some(_) if self.tripped.is_some() => {}
+            Some(Lost::Shortage(message)) => self.trip(Error::Shortage(message), stop),
             Some(Lost::Place(folder)) => self.trip(Error::PlaceGone { folder, was_read: true }, stop),
-            Some(Lost::Folder(folder)) if !self.is_open => {
-                self.opening.push(finished);
-                if self.opening.len() >= OPENING_ROWS {
+            Some(Lost::Folder { gone, unread }) => {
+                self.held.push_back(Held { finished, gone });
+                let near: Vec<&Path> = self.gone().filter(|gone| gone.starts_with(&unread)).collect();
+                if near.len() >= GONE_ROWS {
+                    let folder = around(&near);
                     self.trip(Error::PlaceGone { folder, was_read: false }, stop);
+                } else if self.held.len() > HELD_MOST {
+                    batch.extend(self.held.pop_front().map(|held| held.finished));
                 }
-            }
-            Some(Lost::Folder(_)) | None => {
-                self.let_through(batch);
-                batch.push(finished);
             }
         }
     }
 
     /// Outcomes that are held back.
     pub fn held(&self) -> u64 {
-        self.opening.len() as u64
+        self.held.len() as u64
     }
 
-    /// Nothing more comes that could say otherwise: they are failed rows.
+    /// All of their places have been seen, and they are few: they are failed rows.
     pub fn let_through(&mut self, batch: &mut Vec<Finished>) {
-        self.is_open = true;
-        batch.append(&mut self.opening);
+        batch.extend(self.held.drain(..).map(|held| held.finished));
+    }
+
+    /// Nothing more comes, and there is more in their places that nobody looked at: whether they are gone for good cannot
+    /// be told.
+    pub fn leave_open(&mut self, stop: &Stop) {
+        if self.held() > 0 {
+            let folder = around(&self.gone().collect::<Vec<_>>());
+            self.trip(Error::PlaceGone { folder, was_read: false }, stop);
+        }
+    }
+
+    /// The run ends for another reason, and whether they are gone for good cannot be told: their rows are pending again.
+    pub fn give_back(&mut self) {
+        if self.held() > 0 {
+            let folder = around(&self.gone().collect::<Vec<_>>());
+            log::warn!(
+                "{} images below {} are pending again and not marked: the folders of their files are not there",
+                self.held(),
+                printable::path(&folder)
+            );
+            self.held.clear();
+        }
+    }
+
+    fn gone(&self) -> impl Iterator<Item = &Path> {
+        self.held.iter().map(|held| held.gone.as_path())
     }
 
     /// How it ended.
@@ -153,12 +221,19 @@ impl Breaker {
     }
 
     fn trip(&mut self, error: Error, stop: &Stop) {
-        self.opening.clear();
+        self.held.clear();
         if self.tripped.is_none() {
             stop.ask(Cause::from(&error));
             self.tripped = Some(error);
         }
     }
+}
+
+/// The folder around all of these; the last of them where that is only the root.
+fn around(folders: &[&Path]) -> PathBuf {
+    let last = folders.last().copied().unwrap_or(Path::new(""));
+    let is_around = |folder: &&Path| folders.iter().all(|inner| inner.starts_with(folder));
+    last.ancestors().find(is_around).filter(|folder| folder.parent().is_some()).unwrap_or(last).to_owned()
 }
 
 #[cfg(test)]
@@ -210,16 +285,54 @@ mod tests {
         }
     }
 
+    fn folder_is_lost(gone: &Path, unread: &Path) -> Option<Lost> {
+        Some(Lost::Folder { gone: gone.to_owned(), unread: unread.to_owned() })
+    }
+
     #[test]
     fn before_anything_was_read_a_file_is_lost_when_its_folder_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let places = Places::default();
         assert_eq!(lost(&places, &folder.path().join("gone.jpg"), RowCode::Missing), None);
+        assert_eq!(lost(&places, Path::new("gone.jpg"), RowCode::Missing), None, "the current folder is there");
         let disk = folder.path().join("disk");
-        let expected = Some(Lost::Folder(disk.clone()));
+        let expected = folder_is_lost(&disk, Path::new("/"));
         assert_eq!(lost(&places, &disk.join("2024/05/a.jpg"), RowCode::Missing), expected);
         places.remember(&folder.path().join("read-and-deleted.jpg"), 1);
         assert!(matches!(lost(&places, &disk.join("a.jpg"), RowCode::Missing), Some(Lost::Place(_))));
+    }
+
+    #[test]
+    fn while_other_files_are_read_a_file_is_lost_when_its_folder_is_gone_and_not_when_it_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pictures, archive) = (folder.path().join("pictures"), folder.path().join("archive"));
+        let places = Places::default();
+        fs::create_dir_all(pictures.join("a")).unwrap();
+        fs::write(pictures.join("a/1.jpg"), "x").unwrap();
+        places.remember(&pictures.join("a/1.jpg"), 1);
+        assert_eq!(lost(&places, &pictures.join("a/gone.jpg"), RowCode::Missing), None);
+        assert_eq!(lost(&places, &archive.join("2019/1.jpg"), RowCode::Missing), folder_is_lost(&archive, &archive));
+        // Where the folder of the mount stays, it is still all of it that was never read.
+        fs::create_dir(&archive).unwrap();
+        let year = archive.join("2019");
+        assert_eq!(lost(&places, &year.join("1.jpg"), RowCode::Missing), folder_is_lost(&year, &archive));
+        let beside = pictures.join("b");
+        assert_eq!(lost(&places, &beside.join("1.jpg"), RowCode::Missing), folder_is_lost(&beside, &beside));
+    }
+
+    #[test]
+    fn a_shortage_of_the_system_is_no_files_fault_and_says_nothing_of_others() {
+        let places = Places::default();
+        let error = |os_error| RowError { os_error: Some(os_error), ..RowError::new(RowCode::Io, "/a.jpg: too many") };
+        let short = places.doubt(Path::new("/a.jpg"), error(rustix::io::Errno::MFILE.raw_os_error()));
+        assert_eq!(short.lost, Some(Lost::Shortage("/a.jpg: too many".into())));
+        assert_eq!(places.doubt(Path::new("/a.jpg"), error(rustix::io::Errno::IO.raw_os_error())).lost, None);
+        let (stop, mut breaker, mut batch) = (Stop::default(), Breaker::default(), Vec::new());
+        breaker.sift(outcome(short.lost), &mut batch, &stop);
+        assert!(batch.is_empty() && stop.is_asked());
+        let error = breaker.verdict().unwrap_err();
+        assert!(error.exit_code() == 3 && error.to_string().contains("/a.jpg: too many"), "{error}");
+        assert!(error.hint().is_some_and(|hint| hint.contains("ulimit -n")));
     }
 
     #[test]
@@ -228,33 +341,79 @@ mod tests {
         for device in 0..100 {
             places.remember(Path::new("/nowhere/a.jpg"), device);
         }
-        let kept: Vec<u64> = places.0.lock().unwrap().iter().map(|place| place.device).collect();
+        let kept: Vec<u64> = places.0.lock().unwrap().places.iter().map(|place| place.device).collect();
         assert_eq!(kept, (84..100).collect::<Vec<_>>());
     }
 
+    fn gone(gone: &str, unread: &str) -> Finished {
+        outcome(folder_is_lost(Path::new(gone), Path::new(unread)))
+    }
+
     #[test]
-    fn the_first_twenty_outcomes_trip_it_if_all_are_lost_and_none_is_stored() {
+    fn twenty_outcomes_of_a_folder_that_is_gone_trip_it_whatever_else_was_read_and_none_is_stored() {
         let (stop, mut breaker, mut batch) = (Stop::default(), Breaker::default(), Vec::new());
-        let gone = || outcome(Some(Lost::Folder("/disk".into())));
         for n in 1..=25 {
-            breaker.sift(gone(), &mut batch, &stop);
+            breaker.sift(outcome(None), &mut batch, &stop);
+            breaker.sift(gone("/disk", "/disk"), &mut batch, &stop);
             assert_eq!(stop.is_asked(), n >= 20, "{n}");
         }
-        assert!(batch.is_empty());
+        assert_eq!(batch.len(), 25);
         let error = breaker.verdict().unwrap_err();
         assert!(error.exit_code() == 3 && error.to_string().contains("/disk"), "{error}");
     }
 
     #[test]
-    fn any_other_outcome_lets_through_what_was_held_back() {
+    fn small_folders_of_a_disk_of_which_nothing_was_read_count_together_and_others_do_not() {
         let (stop, mut breaker, mut batch) = (Stop::default(), Breaker::default(), Vec::new());
-        let gone = || outcome(Some(Lost::Folder("/disk".into())));
-        (0..19).for_each(|_| breaker.sift(gone(), &mut batch, &stop));
-        assert_eq!((batch.len(), breaker.held()), (0, 19));
-        breaker.sift(outcome(None), &mut batch, &stop);
-        (0..19).for_each(|_| breaker.sift(gone(), &mut batch, &stop));
-        assert_eq!((batch.len(), breaker.held(), stop.is_asked()), (39, 0, false));
+        for n in 0..19 {
+            // Nothing was read yet when it was looked for.
+            breaker.sift(gone(&format!("/mnt/archive/{n}"), "/"), &mut batch, &stop);
+        }
+        for n in 0..200 {
+            let deleted = format!("/pictures/{n}");
+            breaker.sift(gone(&deleted, &deleted), &mut batch, &stop);
+        }
+        assert_eq!((batch.len(), breaker.held(), stop.is_asked()), (0, 219, false));
+        breaker.sift(gone("/mnt/archive/20", "/mnt/archive"), &mut batch, &stop);
+        assert_eq!((batch.len(), breaker.held()), (0, 0));
+        let error = breaker.verdict().unwrap_err();
+        assert!(matches!(&error, Error::PlaceGone { folder, .. } if folder == Path::new("/mnt/archive")), "{error}");
+    }
+
+    #[test]
+    fn of_many_small_folders_that_are_gone_the_oldest_are_let_through() {
+        let (stop, mut breaker, mut batch) = (Stop::default(), Breaker::default(), Vec::new());
+        for n in 0..HELD_MOST + 100 {
+            let deleted = format!("/pictures/{n}");
+            breaker.sift(gone(&deleted, &deleted), &mut batch, &stop);
+        }
+        assert_eq!((batch.len(), breaker.held(), stop.is_asked()), (100, HELD_MOST as u64, false));
+    }
+
+    #[test]
+    fn a_handful_is_let_through_or_given_back_or_left_open() {
+        let held = || {
+            let (stop, mut breaker, mut batch) = (Stop::default(), Breaker::default(), Vec::new());
+            (0..19).for_each(|_| breaker.sift(gone("/disk", "/"), &mut batch, &stop));
+            breaker.sift(outcome(None), &mut batch, &stop);
+            assert_eq!((batch.len(), breaker.held(), stop.is_asked()), (1, 19, false), "others say nothing of them");
+            (stop, breaker, batch)
+        };
+        let (stop, mut breaker, mut batch) = held();
+        breaker.let_through(&mut batch);
+        assert_eq!((batch.len(), breaker.held(), stop.is_asked()), (20, 0, false));
         assert!(breaker.verdict().is_ok());
+        let (stop, mut breaker, batch) = held();
+        breaker.give_back();
+        assert_eq!((batch.len(), breaker.held(), stop.is_asked()), (1, 0, false));
+        assert!(breaker.verdict().is_ok());
+        let (stop, mut breaker, batch) = held();
+        breaker.leave_open(&stop);
+        assert_eq!((batch.len(), breaker.held(), stop.is_asked()), (1, 0, true));
+        assert!(matches!(breaker.verdict(), Err(Error::PlaceGone { was_read: false, .. })));
+        let mut nothing = Breaker::default();
+        nothing.leave_open(&Stop::default());
+        assert!(nothing.verdict().is_ok());
     }
 
     #[test]

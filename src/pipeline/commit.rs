@@ -66,26 +66,32 @@ fn store_all(
     let mut batch: Vec<Finished> = Vec::new();
     let mut oldest = Instant::now();
     loop {
-        // At the end of the work nobody is worth waiting for.
-        let patience = if job.progress.draining.load(Ordering::Relaxed) { COMMIT_AT_END } else { COMMIT_AFTER };
+        // At the end of the work nobody is worth waiting for, nor where one row waits for the other.
+        let is_short = job.one_by_one || job.progress.draining.load(Ordering::Relaxed);
+        let patience = if is_short { COMMIT_AT_END } else { COMMIT_AFTER };
         match job.progress.waits(Step::Commit, Wait::Input, || finished.recv_timeout(patience)) {
             Ok(outcome) => {
                 job.progress.taken(Step::Commit);
                 if batch.is_empty() {
                     oldest = Instant::now();
                 }
+                if outcome.lost.is_some() {
+                    // It has left its file, and may be held back for long.
+                    job.progress.flights.end(std::slice::from_ref(&outcome));
+                }
                 breaker.sift(outcome, &mut batch, job.stop);
+                job.progress.held.store(breaker.held(), Ordering::Relaxed);
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                breaker.let_through(&mut batch);
+                settle_held(job, &mut breaker, &mut batch);
                 store(job, desk, &mut batch)?;
                 pulse.beat(job, budget)?;
                 return breaker.verdict();
             }
         }
-        if breaker.held() > 0 && batch.is_empty() && job.progress.is_last(breaker.held()) {
-            breaker.let_through(&mut batch);
+        if breaker.held() > 0 && !job.stop.is_asked() && batch.is_empty() && job.progress.is_last(breaker.held()) {
+            settle_held(job, &mut breaker, &mut batch);
         }
         if batch.len() >= COMMIT_ROWS || oldest.elapsed() >= patience {
             store(job, desk, &mut batch)?;
@@ -98,6 +104,22 @@ fn store_all(
             pulse.beat(job, budget)?;
         }
     }
+}
+
+/// Nothing else is in flight, so that nothing comes that says more of the outcomes that are held back.
+fn settle_held(job: &Job<'_>, breaker: &mut Breaker, batch: &mut Vec<Finished>) {
+    let progress = job.progress;
+    // A run with a limit, and a child that has the suspects only, leave rows of the same folders unseen.
+    let may_leave_some =
+        job.watcher.is_some() || job.config.limit.is_some_and(|limit| Progress::get(&progress.claimed) >= limit);
+    if job.stop.is_asked() || !progress.draining.load(Ordering::Relaxed) {
+        breaker.give_back();
+    } else if may_leave_some {
+        breaker.leave_open(job.stop);
+    } else {
+        breaker.let_through(batch);
+    }
+    progress.held.store(breaker.held(), Ordering::Relaxed);
 }
 
 fn store(job: &Job<'_>, desk: &Desk<'_>, batch: &mut Vec<Finished>) -> Result<(), Error> {

@@ -219,7 +219,7 @@ pub fn image_of(name: &str) -> Option<ImageId> {
 pub fn is_left_over(path: &Path) -> bool {
     let Some(writer) = path.file_name().and_then(|name| Writer::of(name.to_str()?)) else { return false };
     if writer.place == Writer::own().place {
-        return ProcessId::started_of(writer.pid) != Some(writer.started);
+        return ProcessId::is_gone(writer.pid, writer.started);
     }
     let age = fs::symlink_metadata(path).and_then(|m| m.modified()).map(|at| at.elapsed().unwrap_or_default());
     age.is_ok_and(|age| age >= LEFT_OVER_AFTER)

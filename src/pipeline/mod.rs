@@ -29,6 +29,7 @@ mod stack;
 pub mod staged;
 pub mod stop;
 mod stopwatch;
+mod trodden;
 pub mod tune;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -111,8 +111,10 @@ pub struct Progress {
     pub decodes: AtomicU64,
     /// Sum of `1000 / denominator` of the scales they were decoded at.
     pub decode_permille: AtomicU64,
-    /// Nothing is pending: `read` only waits for what is in flight.
+    /// Nothing is pending, or no more may be claimed: `read` only waits for what is in flight.
     pub draining: AtomicBool,
+    /// Outcomes that `commit` holds back; in flight all the same.
+    pub held: AtomicU64,
     clocks: [Clock; 6],
     /// Sessions of each model, side by side.
     pub sessions: AtomicUsize,
@@ -204,7 +206,7 @@ impl Progress {
         }
     }
 
-    /// True where `read` waits for what is in flight, and that is no more than `images`.
+    /// True where nothing more is claimed, and what is in flight is no more than `images`.
     pub fn is_last(&self, images: u64) -> bool {
         self.draining.load(Ordering::Relaxed) && self.in_flight() <= images
     }

@@ -55,11 +55,12 @@ pub(super) fn run(job: &Job<'_>, claimed: &Sender<Claim>) -> Result<(), Error> {
                 return Ok(());
             }
         }
-        while job.one_by_one && job.progress.in_flight() > 0 && !job.stop.is_asked() {
-            job.progress.draining.store(true, Ordering::Relaxed);
+        // One whose outcome is held back has left its file.
+        while job.one_by_one && job.progress.in_flight() > Progress::get(&job.progress.held) && !job.stop.is_asked() {
             std::thread::sleep(LOOK_AGAIN);
         }
     }
+    job.progress.draining.store(true, Ordering::Relaxed);
     Ok(())
 }
 

@@ -10,6 +10,7 @@ pub mod decode;
 pub mod header;
 pub mod jpeg;
 pub mod orient;
+pub mod patience;
 pub mod picture;
 pub mod root;
 pub mod sniff;

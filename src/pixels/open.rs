@@ -12,6 +12,7 @@ use image::error::LimitErrorKind;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::patience::patiently;
 use super::root;
 use crate::locked::FileId;
 use crate::printable;
@@ -28,24 +29,26 @@ const REASON_CHARS: usize = 180;
 pub(super) struct Refusal {
     pub(super) code: RowCode,
     pub(super) reason: String,
+    /// The system's number, where it was the system that refused.
+    pub(super) os_error: Option<i32>,
 }
 
 impl Refusal {
     pub(super) fn new(code: RowCode, reason: impl Into<String>) -> Self {
-        Self { code, reason: reason.into() }
+        Self { code, reason: reason.into(), os_error: None }
     }
 
     /// The message of a row: path first, one line, fit for a terminal.
     pub(super) fn at(self, path: &Path) -> RowError {
         let reason: String = printable::line(&self.reason).chars().take(REASON_CHARS).collect();
-        RowError::new(self.code, format!("{}: {reason}", shown(path)))
+        RowError { os_error: self.os_error, ..RowError::new(self.code, format!("{}: {reason}", shown(path))) }
     }
 }
 
 impl From<Refusal> for RowError {
     /// For what concerns no file.
-    fn from(Refusal { code, reason }: Refusal) -> Self {
-        Self::new(code, reason)
+    fn from(Refusal { code, reason, os_error }: Refusal) -> Self {
+        Self { os_error, ..Self::new(code, reason) }
     }
 }
 
@@ -57,7 +60,7 @@ impl From<io::Error> for Refusal {
             _ if error.raw_os_error().is_some() => RowCode::Io,
             _ => RowCode::Decode,
         };
-        Self::new(code, error.to_string())
+        Self { os_error: error.raw_os_error(), ..Self::new(code, error.to_string()) }
     }
 }
 
@@ -133,8 +136,8 @@ pub(super) fn open_regular(path: &Path, root: Option<&Path>) -> Result<(File, Fi
     // NONBLOCK: a FIFO without a writer would block the thread for ever. NOCTTY: a terminal must not
     // become ours.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(refused_open)?;
-    let stat = rustix::fs::fstat(&fd).map_err(|e| Refusal::new(RowCode::Io, reason_of(e)))?;
+    let fd = patiently(|| rustix::fs::open(path, flags, Mode::empty())).map_err(refused_open)?;
+    let stat = rustix::fs::fstat(&fd).map_err(refused_open)?;
     let kind = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => None,
         FileType::Directory => Some("a folder"),
@@ -162,7 +165,7 @@ fn stamp_of(stat: &rustix::fs::Stat) -> FileStamp {
     FileStamp { size_bytes: stat.st_size, mtime_ns }
 }
 
-fn refused_open(errno: Errno) -> Refusal {
+pub(super) fn refused_open(errno: Errno) -> Refusal {
     let code = match errno {
         Errno::NOENT | Errno::NOTDIR => RowCode::Missing,
         Errno::ACCESS | Errno::PERM => RowCode::Permission,
@@ -171,7 +174,7 @@ fn refused_open(errno: Errno) -> Refusal {
         Errno::NAMETOOLONG => RowCode::BadPath,
         _ => RowCode::Io,
     };
-    Refusal::new(code, reason_of(errno))
+    Refusal { os_error: Some(errno.raw_os_error()), ..Refusal::new(code, reason_of(errno)) }
 }
 
 fn reason_of(errno: Errno) -> String {
@@ -241,5 +244,7 @@ mod tests {
         assert_eq!(refused_open(Errno::PERM).code, RowCode::Permission);
         assert_eq!(refused_open(Errno::LOOP).code, RowCode::Io);
         assert_eq!(refused_open(Errno::STALE).code, RowCode::Io);
+        let error = refused_open(Errno::MFILE).at(Path::new("/photos/a.jpg"));
+        assert_eq!((error.code, error.os_error), (RowCode::Io, Some(Errno::MFILE.raw_os_error())));
     }
 }

@@ -1,10 +1,13 @@
 //! `--root`: the folder that no file of a row may lie outside of, whatever its path and the links on it say.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Component, Path, PathBuf};
 
-use super::open::Refusal;
+use rustix::io::Errno;
+
+use super::open::{Refusal, refused_open};
 use crate::printable;
 use crate::row::RowCode;
 
@@ -12,13 +15,15 @@ use crate::row::RowCode;
 /// `root` is absolute and without links.
 ///
 /// # Errors
-/// `outside_root`. A file that is missing or cannot be reached is no matter of this function, as long as the words of
-/// its path stay in the root.
+/// `outside_root`; `missing`, `permission` or `io` where the root itself is not there any more. A file that is missing or
+/// cannot be reached is no matter of this function, as long as the words of its path stay in the root.
 pub(super) fn check_path(root: &Path, path: &Path) -> Result<(), Refusal> {
     match path.canonicalize() {
         Ok(real) if real.starts_with(root) => Ok(()),
         Ok(real) => Err(outside(root, &real)),
         Err(_) => {
+            // Without it no link that leads into it can be followed, and its files would all seem to lie outside.
+            root.metadata().map_err(|e| not_there(root, &e))?;
             // What there is of the way to it decides, so that a root that is given by a link has its files.
             let Some(plain) = lexical(path) else { return Err(outside(root, path)) };
             let real = plain.ancestors().find_map(|folder| Some((folder, folder.canonicalize().ok()?)));
@@ -39,6 +44,11 @@ pub(super) fn check_open(root: &Path, file: &File) -> Result<(), Refusal> {
     let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .map_err(|e| Refusal::new(RowCode::Io, format!("cannot tell whether the file lies in --root: {e}")))?;
     if real.starts_with(root) { Ok(()) } else { Err(outside(root, &real)) }
+}
+
+fn not_there(root: &Path, error: &io::Error) -> Refusal {
+    let refused = refused_open(Errno::from_io_error(error).unwrap_or(Errno::IO));
+    Refusal { reason: format!("--root {} cannot be looked at: {error}", printable::path(root)), ..refused }
 }
 
 fn outside(root: &Path, real: &Path) -> Refusal {
@@ -106,6 +116,13 @@ mod tests {
             assert!(!inside(outer.join(path)), "{path}");
         }
         assert!(!inside(PathBuf::from("/etc/passwd")) && !inside(PathBuf::from("../../etc/passwd")));
+        // The disk of the root is gone, and with it what links lead to.
+        fs::rename(&root, outer.join("elsewhere")).unwrap();
+        for path in ["alias/a/in", "root/a/in", "back"] {
+            assert_eq!(check_path(&root, &outer.join(path)).unwrap_err().code, RowCode::Missing, "{path}");
+        }
+        assert!(!inside(outer.join("secret")) && !inside(PathBuf::from("/etc/passwd")));
+        fs::rename(outer.join("elsewhere"), &root).unwrap();
         assert!(check_open(&root, &File::open(root.join("a/in")).unwrap()).is_ok());
         assert_eq!(check_open(&root, &File::open(root.join("out")).unwrap()).unwrap_err().code, RowCode::OutsideRoot);
     }

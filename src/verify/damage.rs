@@ -53,8 +53,12 @@ pub enum Damage {
     RegionTwice,
     /// A crop that is not named as this program names them: it is not looked at.
     CropName,
+    /// Its folder is not there: nothing can be said of it.
+    CropFolder,
     /// No file of that name.
     CropMissing,
+    /// The file is there and cannot be read: nothing can be said of it.
+    CropUnreadable,
     /// A file of no bytes.
     CropEmpty,
     /// A file that is no whole picture.
@@ -69,7 +73,7 @@ pub enum Damage {
 
 impl Damage {
     /// Every kind, in the order of the report.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 29] = [
         Self::Structure,
         Self::Dangling,
         Self::RegionWithoutImage,
@@ -91,7 +95,9 @@ impl Damage {
         Self::RegionScore,
         Self::RegionTwice,
         Self::CropName,
+        Self::CropFolder,
         Self::CropMissing,
+        Self::CropUnreadable,
         Self::CropEmpty,
         Self::CropUndecodable,
         Self::CropSize,
@@ -123,7 +129,9 @@ impl Damage {
             Self::RegionScore => "region_score",
             Self::RegionTwice => "region_twice",
             Self::CropName => "crop_name",
+            Self::CropFolder => "crop_folder",
             Self::CropMissing => "crop_missing",
+            Self::CropUnreadable => "crop_unreadable",
             Self::CropEmpty => "crop_empty",
             Self::CropUndecodable => "crop_undecodable",
             Self::CropSize => "crop_size",
@@ -156,7 +164,9 @@ impl Damage {
             Self::RegionScore => "scores are not 0 to 1",
             Self::RegionTwice => "the same box and label twice in an image",
             Self::CropName => "crops have names that croprow does not give",
+            Self::CropFolder => "crop files are in a folder that is not there, and were not looked at",
             Self::CropMissing => "crop files are missing",
+            Self::CropUnreadable => "crop files are there and cannot be read",
             Self::CropEmpty => "crop files are empty",
             Self::CropUndecodable => "crop files cannot be decoded",
             Self::CropSize => "crop files have another size than their box",
@@ -193,6 +203,11 @@ impl Damage {
             Self::CropName | Self::CropMissing | Self::CropEmpty | Self::CropUndecodable | Self::CropSize => {
                 "croprow verify DB --repair makes these images pending; then croprow run DB writes the crops anew"
             }
+            Self::CropFolder => {
+                "bring its disk back, or name where it is now with --crops DIR; --repair leaves them alone; where they are gone for \
+                 good, make an empty folder of that name"
+            }
+            Self::CropUnreadable => "mend the disk, or its permissions, and verify again; --repair leaves them alone",
             Self::CropOrphan => {
                 "remove them if no other database has this folder; --json --examples 1000000 lists them all"
             }
@@ -249,6 +264,15 @@ impl Report {
         }
     }
 
+    /// Why nothing may be mended, where that is so.
+    pub fn forbids_mending(&self) -> Option<&'static str> {
+        let is_structure = self.findings.iter().any(|finding| finding.damage == Damage::Structure);
+        is_structure.then_some(
+            "nothing was mended: the file itself is damaged, and every write could make it worse; keep a copy, then go back to a \
+             backup, or try `sqlite3 DB .recover | sqlite3 NEW.db`, and verify and mend that",
+        )
+    }
+
     /// True where nothing was found.
     pub fn is_sound(&self) -> bool {
         self.findings.is_empty()
@@ -289,6 +313,7 @@ impl Report {
         match mend {
             Mend::Whole => push(&mut self.repair.whole),
             Mend::Embed => push(&mut self.repair.embed),
+            Mend::Nothing => {}
             Mend::Crop(region, file) => {
                 self.repair.crops.push(CropId { image: image.id, region });
                 self.damaged_files.extend(file);

@@ -64,8 +64,11 @@ pub fn verify(db: &Db, options: &Options, tell: &mut dyn FnMut(u64)) -> Result<R
 /// are damaged are removed once no row names them.
 ///
 /// # Errors
-/// A run is at work; nothing was changed. Those of the database.
+/// The file itself is damaged, or a run is at work; nothing was changed. Those of the database.
 pub fn mend(db: &mut Db, report: &Report) -> Result<Mended, Error> {
+    if let Some(reason) = report.forbids_mending() {
+        return Err(Error::Unreadable { path: db.path().to_owned(), reason: reason.to_owned() });
+    }
     let mended = db.repair(&report.repair)?;
     for file in &report.damaged_files {
         // One that stays is found as an orphan.

@@ -42,6 +42,8 @@ pub(super) enum Mend {
     Vector(i64, RecipeId),
     /// The crop of that region is written again; the file that lies there goes.
     Crop(i64, Option<PathBuf>),
+    /// Nothing that is in the database: it may be all right.
+    Nothing,
 }
 
 /// What all rows have in common.

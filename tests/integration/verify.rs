@@ -19,13 +19,13 @@ use crate::support::{picture, pictures};
 const IMAGES: u32 = 20;
 
 /// A finished database with crops, and what it looks like.
-struct Finished {
+pub(crate) struct Finished {
     folder: tempfile::TempDir,
     expected: String,
 }
 
 impl Finished {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let files = pictures(folder.path(), IMAGES);
         let db = folder.path().join("sound.db");
@@ -37,7 +37,7 @@ impl Finished {
     }
 
     /// A copy of database and crops, for damage of its own.
-    fn copy(&self, name: &str) -> PathBuf {
+    pub(crate) fn copy(&self, name: &str) -> PathBuf {
         let db = self.folder.path().join(format!("{name}.db"));
         let sound = Connection::open(self.folder.path().join("sound.db")).unwrap();
         sound.execute("VACUUM INTO ?1", [db.to_str().unwrap()]).unwrap();
@@ -52,7 +52,7 @@ impl Finished {
     }
 }
 
-fn crops(db: &Path) -> PathBuf {
+pub(crate) fn crops(db: &Path) -> PathBuf {
     db.with_extension("")
 }
 
@@ -62,17 +62,17 @@ fn setup(db: &Path) -> Setup {
     setup
 }
 
-fn look(db: &Path) -> Report {
+pub(crate) fn look(db: &Path) -> Report {
     let options = Options { crop_folders: vec![crops(db)], examples: 5, threads: 2 };
     verify(&Db::open_read_only(db).unwrap(), &options, &mut |_| {}).unwrap()
 }
 
-fn kinds(report: &Report) -> Vec<Damage> {
+pub(crate) fn kinds(report: &Report) -> Vec<Damage> {
     report.findings.iter().map(|f| f.damage).collect()
 }
 
 /// A connection that nothing holds back.
-fn free(db: &Path) -> Connection {
+pub(crate) fn free(db: &Path) -> Connection {
     let conn = Connection::open(db).unwrap();
     conn.execute_batch("PRAGMA foreign_keys = OFF; PRAGMA ignore_check_constraints = ON").unwrap();
     conn
@@ -86,7 +86,7 @@ fn sql(statement: &'static str) -> impl Fn(&Path) {
 }
 
 /// The file of the first crop.
-fn first_crop(db: &Path) -> PathBuf {
+pub(crate) fn first_crop(db: &Path) -> PathBuf {
     let name: String = free(db).query_row("SELECT crop FROM regions ORDER BY id LIMIT 1", [], |r| r.get(0)).unwrap();
     crops(db).join(name)
 }
@@ -99,7 +99,7 @@ fn overwrite(content: impl Fn(Vec<u8>) -> Vec<u8>) -> impl Fn(&Path) {
 }
 
 /// Fills the first page of an index with nothing.
-fn destroy_index(db: &Path) {
+pub(crate) fn destroy_index(db: &Path) {
     let conn = free(db);
     let page: u64 =
         conn.query_row("SELECT rootpage FROM sqlite_schema WHERE name = 'regions_by_label'", [], |r| r.get(0)).unwrap();
@@ -223,6 +223,16 @@ fn in_files() -> Vec<Plant> {
             true,
         ),
         (&[D::CropMissing], Box::new(|db| fs::remove_file(first_crop(db)).unwrap()), true),
+        (&[D::CropFolder], Box::new(|db| fs::rename(crops(db), crops(db).with_extension("elsewhere")).unwrap()), false),
+        (
+            &[D::CropUnreadable],
+            Box::new(|db| {
+                let crop = first_crop(db);
+                fs::remove_file(&crop).unwrap();
+                std::os::unix::fs::symlink(crop.file_name().unwrap(), &crop).unwrap();
+            }),
+            false,
+        ),
         (&[D::CropEmpty], Box::new(overwrite(|_| Vec::new())), true),
         (&[D::CropUndecodable], Box::new(overwrite(|bytes| bytes[..bytes.len() / 2].to_vec())), true),
         (&[D::CropUndecodable], Box::new(overwrite(|bytes| vec![0; bytes.len()])), true),
