@@ -1,6 +1,7 @@
 //! Opening and creating a database. Nothing is written before it is known to be ours.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
@@ -51,7 +52,7 @@ pub struct Db {
     /// The file as it was opened.
     file: FileId,
     /// Which images this process works on; all where there is none.
-    pub(super) scope: Option<Scope>,
+    pub(super) scope: Option<Arc<Scope>>,
     pub(super) claims: Claims,
     pub(super) lease: Duration,
     pub(super) heartbeats: Heartbeats,
@@ -144,14 +145,20 @@ impl Db {
         }
     }
 
-    /// From now on only images of `condition` are claimed, and counted by [`tally_in_scope`](Self::tally_in_scope);
-    /// `None`: all.
+    /// From now on this process is about the images of `condition` only; `None`: all. Counts in scope and suspects keep to
+    /// it. Who claims or settles rows asks it himself, by [`scope`](Self::scope), so that nobody waits for this
+    /// connection meanwhile.
     ///
     /// # Errors
     /// It is not one condition that only reads. Nothing was changed.
     pub fn restrict(&mut self, condition: Option<&str>) -> Result<(), Error> {
-        self.scope = condition.map(|condition| Scope::new(&self.path, condition)).transpose()?;
+        self.scope = condition.map(|condition| Scope::new(&self.path, condition).map(Arc::new)).transpose()?;
         Ok(())
+    }
+
+    /// The condition that this process is restricted by.
+    pub fn scope(&self) -> Option<Arc<Scope>> {
+        self.scope.clone()
     }
 
     /// Whether a commit waits for the disk.

@@ -15,8 +15,8 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::OFlags;
 
 use super::message::Refused;
+use super::seen_folders::SeenFolders;
 use super::stop::{Cause, Stop};
-use super::trodden::Trodden;
 use crate::error::Error;
 use crate::pixels::header::Probed;
 use crate::pixels::patience::is_shortage;
@@ -44,7 +44,7 @@ pub struct Places(Mutex<Known>);
 struct Known {
     /// Files that were read, by file system. The one that was read last is the last.
     places: Vec<Place>,
-    trodden: Trodden,
+    seen_folders: SeenFolders,
 }
 
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Places {
     fn remember(&self, path: &Path, device: u64) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(folder) = path.parent() {
-            known.trodden.add(folder);
+            known.seen_folders.add(folder);
         }
         let places = &mut known.places;
         let mut place = match places.iter().position(|place| place.device == device) {
@@ -97,7 +97,7 @@ impl Places {
         let folder = path.parent().filter(|folder| is_gone(folder))?;
         let gone = uppermost_gone(folder);
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let unread = known.trodden.unread_above(&gone).to_owned();
+        let unread = known.seen_folders.unread_above(&gone).to_owned();
         Some(Lost::Folder { gone, unread })
     }
 

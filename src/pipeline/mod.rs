@@ -2,6 +2,7 @@
 //! and returns a summary. A stage knows `message` and its own work, never another stage.
 
 mod ahead;
+mod alive;
 pub mod apart;
 mod assemble;
 mod batch;
@@ -25,11 +26,12 @@ mod oversee;
 pub mod progress;
 mod read;
 mod scale;
+mod seen_folders;
 mod stack;
 pub mod staged;
 pub mod stop;
 mod stopwatch;
-mod trodden;
+mod sweep;
 pub mod tune;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -344,6 +346,6 @@ fn join((stage, handle): Handle<'_>) -> Result<(), Error> {
 }
 
 /// A panic elsewhere leaves the database sound: every write is a transaction.
-pub(crate) fn lock(db: &Mutex<Db>) -> MutexGuard<'_, Db> {
+pub fn lock(db: &Mutex<Db>) -> MutexGuard<'_, Db> {
     db.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,19 +8,19 @@ const FOLDERS: usize = 4096;
 
 /// The folders of all files that were read, with all above them.
 #[derive(Debug)]
-pub(super) struct Trodden {
+pub(super) struct SeenFolders {
     folders: HashSet<PathBuf>,
     /// Components of a path that are remembered; the root is one.
     depth: usize,
 }
 
-impl Default for Trodden {
+impl Default for SeenFolders {
     fn default() -> Self {
         Self { folders: HashSet::new(), depth: usize::MAX }
     }
 }
 
-impl Trodden {
+impl SeenFolders {
     /// A file in this folder was read.
     pub(super) fn add(&mut self, folder: &Path) {
         // Mostly it is known, and with it all above.
@@ -58,37 +58,37 @@ fn depth(folder: &Path) -> usize {
 mod tests {
     use super::*;
 
-    fn unread<'a>(trodden: &Trodden, folder: &'a str) -> &'a str {
-        trodden.unread_above(Path::new(folder)).to_str().unwrap()
+    fn unread<'a>(seen_folders: &SeenFolders, folder: &'a str) -> &'a str {
+        seen_folders.unread_above(Path::new(folder)).to_str().unwrap()
     }
 
     #[test]
     fn of_a_disk_nothing_of_which_was_read_it_is_the_disk_that_is_named() {
-        let mut trodden = Trodden::default();
-        assert_eq!(unread(&trodden, "/mnt/archive/2019"), "/", "nothing was read at all");
-        trodden.add(Path::new("/home/me/pictures/a"));
-        trodden.add(Path::new("/home/me/pictures/b/c"));
-        assert_eq!(unread(&trodden, "/mnt/archive/2019"), "/mnt");
-        trodden.add(Path::new("/mnt/other"));
-        assert_eq!(unread(&trodden, "/mnt/archive/2019"), "/mnt/archive");
-        assert_eq!(unread(&trodden, "/home/me/pictures/gone"), "/home/me/pictures/gone");
-        assert_eq!(unread(&trodden, "/home/me/pictures/b/gone/deep"), "/home/me/pictures/b/gone");
-        assert_eq!(unread(&trodden, "/home/me/pictures/b"), "/home/me/pictures/b", "files were read below it");
+        let mut seen_folders = SeenFolders::default();
+        assert_eq!(unread(&seen_folders, "/mnt/archive/2019"), "/", "nothing was read at all");
+        seen_folders.add(Path::new("/home/me/pictures/a"));
+        seen_folders.add(Path::new("/home/me/pictures/b/c"));
+        assert_eq!(unread(&seen_folders, "/mnt/archive/2019"), "/mnt");
+        seen_folders.add(Path::new("/mnt/other"));
+        assert_eq!(unread(&seen_folders, "/mnt/archive/2019"), "/mnt/archive");
+        assert_eq!(unread(&seen_folders, "/home/me/pictures/gone"), "/home/me/pictures/gone");
+        assert_eq!(unread(&seen_folders, "/home/me/pictures/b/gone/deep"), "/home/me/pictures/b/gone");
+        assert_eq!(unread(&seen_folders, "/home/me/pictures/b"), "/home/me/pictures/b", "files were read below it");
     }
 
     #[test]
     fn of_many_folders_the_deepest_are_forgotten_and_count_as_read() {
-        let mut trodden = Trodden::default();
+        let mut seen_folders = SeenFolders::default();
         for n in 0..3 * FOLDERS {
-            trodden.add(Path::new(&format!("/photos/{}/{n}", n % 7)));
-            assert!(trodden.folders.len() <= FOLDERS);
+            seen_folders.add(Path::new(&format!("/photos/{}/{n}", n % 7)));
+            assert!(seen_folders.folders.len() <= FOLDERS);
         }
-        assert_eq!(unread(&trodden, "/mnt/archive/2019"), "/mnt");
-        assert_eq!(unread(&trodden, "/photos/8/1"), "/photos/8", "that deep all is known");
-        assert_eq!(unread(&trodden, "/photos/3/unread/deep"), "/photos/3/unread/deep");
+        assert_eq!(unread(&seen_folders, "/mnt/archive/2019"), "/mnt");
+        assert_eq!(unread(&seen_folders, "/photos/8/1"), "/photos/8", "that deep all is known");
+        assert_eq!(unread(&seen_folders, "/photos/3/unread/deep"), "/photos/3/unread/deep");
         // Ten thousand beside one another, too: then nothing is known but the root.
-        (0..2 * FOLDERS).for_each(|n| trodden.add(Path::new(&format!("/{n}"))));
-        assert!(trodden.folders.len() <= FOLDERS);
-        assert_eq!(unread(&trodden, "/mnt/archive/2019"), "/mnt/archive/2019");
+        (0..2 * FOLDERS).for_each(|n| seen_folders.add(Path::new(&format!("/{n}"))));
+        assert!(seen_folders.folders.len() <= FOLDERS);
+        assert_eq!(unread(&seen_folders, "/mnt/archive/2019"), "/mnt/archive/2019");
     }
 }
