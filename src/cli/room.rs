@@ -1,9 +1,11 @@
-//! Little room on a disk is told at the start and not at three in the morning.
+//! Little room on a disk, and one that is not there, are told at the start and not at three in the morning.
 
 use std::path::{Path, PathBuf};
 
 use croprow::db::Db;
+use croprow::error::Error;
 use croprow::file_system::{Bytes, FileSystem};
+use croprow::printable;
 
 use super::say;
 
@@ -20,4 +22,19 @@ pub(crate) fn tell_where_short(db: &Db, crops: Option<&Path>) {
             told.push(disk.mount_point);
         }
     }
+}
+
+/// A folder of crops that was there is not made again: its disk is not mounted, and another would fill up.
+///
+/// # Errors
+/// It is not there, and rows name crops.
+pub(crate) fn check_crops(db: &Db, folder: &Path) -> Result<(), Error> {
+    if folder.exists() || !db.crop_folders()?.iter().any(|known| known == folder) || !db.has_crops()? {
+        return Ok(());
+    }
+    Err(Error::StartUp(format!(
+        "--crops {}: crops of finished images are in it, and it is not there; bring its disk back, name another folder, or make \
+         this one where they are gone for good",
+        printable::path(folder)
+    )))
 }

@@ -95,6 +95,7 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTim
     }
     db.set_synchronous(plan.settings.synchronous)?;
     if let Some(folder) = &plan.config.crops {
+        room::check_crops(&db, folder)?;
         prepare_folder(folder)?;
     }
     room::tell_where_short(&db, plan.config.crops.as_deref());

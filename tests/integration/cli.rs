@@ -371,3 +371,20 @@ fn crops_never_leave_their_folder() {
     assert!(regions > 0);
     assert_eq!(number(Path::new(&db), "SELECT count(DISTINCT crop) FROM regions"), regions);
 }
+
+#[test]
+fn a_folder_of_crops_that_is_gone_is_not_made_again() {
+    let (folder, db, photos) = folder(3);
+    expect(&call(&["add", &db, &photos]), 0);
+    let crops = folder.path().join("disk/crops");
+    expect(&run(&db, &["--crops", crops.to_str().unwrap()]), 0);
+    fs::rename(folder.path().join("disk"), folder.path().join("away")).unwrap();
+    picture(77, 50, 50).save(Path::new(&photos).join("new.png")).unwrap();
+    expect(&call(&["add", &db, &photos]), 0);
+    let said = expect(&call(&["run", &db]), 1);
+    assert!(said.contains("bring its disk back") && !crops.exists(), "{said}");
+    let other = folder.path().join("other");
+    expect(&call(&["run", &db, "--crops", other.to_str().unwrap(), "--limit", "1"]), 0);
+    fs::rename(folder.path().join("away"), folder.path().join("disk")).unwrap();
+    assert_eq!(number(Path::new(&db), "SELECT count(*) FROM images WHERE embed_state = 'done'"), 4);
+}
