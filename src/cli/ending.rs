@@ -35,12 +35,11 @@ impl Ending<'_> {
     /// Closes the run's row, says how it went, and finds the exit code. `told` is what was measured.
     pub(super) fn end(&self, db: &mut Db, result: Result<Summary, Error>, mut told: Value) -> Result<u8, Error> {
         let result = result.and_then(|summary| self.audit(db).map(|()| summary));
-        let tally = if result.is_ok() { db.tally_in_scope()? } else { Tally::new() };
         let (how, stopped_by, code) = match (&result, self.stop.cause()) {
             (Err(error), _) => ("error", None, error.exit_code()),
-            (Ok(_), None) => ("complete", None, exit_code_of(&tally)),
+            (Ok(_), None) => ("complete", None, exit_code_of(&db.tally_in_scope()?)),
             (Ok(_), Some(Cause::Signal(signal))) => ("stopped", Some("signal"), signals::exit_code(*signal)),
-            (Ok(_), Some(Cause::Until)) => ("stopped", Some("until"), exit_code_of(&tally)),
+            (Ok(_), Some(Cause::Until)) => ("stopped", Some("until"), exit_code_of(&db.tally_in_scope()?)),
             (Ok(_), Some(Cause::Fault { exit_code, .. })) => ("error", None, *exit_code),
         };
         let summary = self.progress.summary();

@@ -41,28 +41,33 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn make(args: &RunArgs, db: &mut Db) -> Result<Self, Error> {
         let remembered = db.last_settings()?;
-        let settings = Settings::remembered(remembered.as_deref())?.overridden_by(args);
+        let before = Settings::remembered(remembered.as_deref())?;
+        let settings = before.clone().overridden_by(args);
         let config = settings.resolve(args.limit, args.metrics.clone())?;
         let recipes = Recipes::of(&config, db)?;
         let asked = recipes.look_up(db)?;
-        let tally = db.tally()?;
+        // An error of the condition is one before the start here.
+        let tally = db.tally_in_scope().map_err(before_the_start)?;
         let carried = recipes.carried(db, true)?;
-        let stale = choose_stale(args, &settings, db, &recipes, asked, &tally, &carried)?;
+        // An answer is about the images that it was given for.
+        let is_covered = before.condition.is_none() || before.condition == settings.condition;
+        let answered = match (args.stale, settings.stale) {
+            (Some(said), _) => Some(said.into()),
+            // The same question was answered when these recipes came into force.
+            (None, Some(said)) if is_covered && asked == db.in_force()? => Some(said),
+            _ => None,
+        };
+        let stale = choose_stale(answered, db, &recipes, asked, &tally, &carried)?;
         let reselect = match args.stale {
             Some(said) => Stale::from(said) == Stale::Redo,
-            None => settings.reselect,
+            None => settings.reselect && is_covered,
         };
         let settings = Settings { reselect, ..settings };
         let carried = recipes.carried(db, reselect)?;
-        let to_select = db.count_carried(&carried)?;
-        // An error of the condition is one before the start here.
-        let in_scope = db.tally_in_scope().map_err(|e| match e {
-            Error::System(why) => Error::Usage(why),
-            other => other,
-        })?;
-        let waiting = images_where(&in_scope, |from| is_pending(from.settled(asked, stale)));
+        let to_select = db.count_carried(&carried).map_err(before_the_start)?;
+        let waiting = images_where(&tally, |from| is_pending(from.settled(asked, stale)));
         let waiting = waiting.min(args.limit.unwrap_or(u64::MAX));
-        let to_detect = images_where(&in_scope, |from| from.settled(asked, stale).detect == Some(State::Pending));
+        let to_detect = images_where(&tally, |from| from.settled(asked, stale).detect == Some(State::Pending));
         let kept = match stale {
             Stale::Keep => images_where(&tally, |s| s.is_stale(asked)).saturating_sub(to_select),
             Stale::Redo => 0,
@@ -124,10 +129,17 @@ pub(super) fn check_prompts(plan: &Plan, loaded: &Models, db: &Db) -> Result<(),
     }
 }
 
-/// Finished rows of another recipe are never mixed silently with new ones: the user says what becomes of them.
+fn before_the_start(error: Error) -> Error {
+    match error {
+        Error::System(why) => Error::Usage(why),
+        other => other,
+    }
+}
+
+/// Finished rows of another recipe are never mixed silently with new ones: the user says what becomes of them. `tally` is
+/// that of the images that the run is about.
 fn choose_stale(
-    args: &RunArgs,
-    settings: &Settings,
+    answered: Option<Stale>,
     db: &Db,
     recipes: &Recipes,
     asked: InForce,
@@ -136,18 +148,15 @@ fn choose_stale(
 ) -> Result<Stale, Error> {
     let all = images_where(tally, |s| s.is_stale(asked));
     // Rows with a prompt of their own do not depend on the run's.
-    let own_prompt = db.count_carried(&Carried { any: Vec::new(), ..carried.clone() })?;
+    let own_prompt = db.count_carried(&Carried { any: Vec::new(), ..carried.clone() }).map_err(before_the_start)?;
     let stale = all.saturating_sub(own_prompt);
-    if stale == 0 {
-        return Ok(settings.stale.unwrap_or(Stale::Keep));
-    }
-    match (args.stale, settings.stale) {
-        (Some(said), _) => Ok(said.into()),
-        // The same question was answered when these recipes came into force.
-        (None, Some(said)) if asked == db.in_force()? => Ok(said),
-        _ => {
+    match answered {
+        Some(said) => Ok(said),
+        None if stale == 0 => Ok(Stale::Keep),
+        None => {
             let done = images_where(tally, |s| [s.detect, s.embed].contains(&Some(State::Done)));
-            let selected = db.count_carried(&Carried { own_prompt: Vec::new(), ..carried.clone() })?;
+            let selected =
+                db.count_carried(&Carried { own_prompt: Vec::new(), ..carried.clone() }).map_err(before_the_start)?;
             let cheap = match selected {
                 0 => String::new(),
                 n => format!(" ({n} from their stored candidates, without the model)"),

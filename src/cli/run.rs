@@ -22,7 +22,7 @@ use croprow::pipeline::measure::{self, DeviceMemory, Instruments};
 use croprow::pipeline::progress::{Progress, Snapshot};
 use croprow::pipeline::staged::run_staged;
 use croprow::pipeline::stop::Stop;
-use croprow::pipeline::{self, Job, Summary};
+use croprow::pipeline::{self, Job, Summary, lock};
 use croprow::printable;
 use croprow::recipe::Decode;
 use croprow::row::Stage;
@@ -99,9 +99,10 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTim
     }
     let staged = must_be_staged(&mut plan, &placing);
     let mut loader = Loader { plan: &plan, placing: &placing, runtime: &runtime };
-    let loaded = if staged { None } else { Some(loader.load(&mut db, &ALL_MODELS)?) };
+    let db = Arc::new(Mutex::new(db));
+    let loaded = if staged { None } else { Some(loader.load(&db, &ALL_MODELS)?) };
     say(&describe_start(&plan, &placing, staged, until));
-    let (run_id, in_force) = db.begin_run(&NewRun {
+    let (run_id, in_force) = lock(&db).begin_run(&NewRun {
         device: &placing.device.word,
         device_note: placing.device.note.as_deref(),
         runtime: &format!("{} {}", runtime.version, printable::path(&runtime.path)),
@@ -109,9 +110,8 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTim
         detect: plan.recipes.detect(),
         embed: plan.recipes.embed(),
     })?;
-    let books = db.open_books()?;
-    let learnt = Learning::read(&db, loader.owners())?;
-    let db = Arc::new(Mutex::new(db));
+    let books = lock(&db).open_books()?;
+    let learnt = Learning::read(&lock(&db), loader.owners())?;
     let stop = Arc::new(Stop::default());
     let measured = Measured::begin(&plan.config, &placing)?;
     let (held, asked, progress) = (Arc::clone(&db), Arc::clone(&stop), Arc::clone(&measured.progress));
@@ -135,7 +135,7 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTim
     let work = Work { run: run_id, in_force, db, stop, measured: &measured, learnt: &learnt, quiet, claims, end: &end };
     let result = work.until_done(&mut loader, loaded);
     signals::hand_back();
-    end(&mut db.lock().unwrap_or_else(PoisonError::into_inner), result)
+    end(&mut lock(db), result)
 }
 
 /// Looks at the condition before anything is changed.
@@ -173,11 +173,12 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn load(&mut self, db: &mut Db, kinds: &[ModelKind]) -> Result<Models, Error> {
+    /// The database is free for others while that takes its time.
+    fn load(&mut self, db: &Mutex<Db>, kinds: &[ModelKind]) -> Result<Models, Error> {
         log::info!("loading models");
         let mut models = self.placing.load(&self.plan.config, self.runtime, kinds)?;
         models.notes.iter().for_each(|note| say(note));
-        check_prompts(self.plan, &models, db)?;
+        check_prompts(self.plan, &models, &lock(db))?;
         self_tests::run(&mut models, &self.plan.config, &self.plan.recipes, self.runtime, db)?;
         Ok(models)
     }
@@ -261,7 +262,7 @@ impl Work<'_> {
                         Stage::Detect => ModelKind::Detector,
                         Stage::Embed => ModelKind::Embedder,
                     };
-                    loader.load(&mut self.db.lock().unwrap_or_else(PoisonError::into_inner), &[kind])
+                    loader.load(self.db, &[kind])
                 },
                 &crate::give_back_freed_memory,
                 &say,
@@ -273,7 +274,7 @@ impl Work<'_> {
     fn leave(&self, config: &RunConfig, ticker: &Mutex<Option<Ticker>>, result: Result<Summary, Error>) -> ! {
         drop(ticker.lock().unwrap_or_else(PoisonError::into_inner).take());
         // Held to the end: `read` would claim again what is released.
-        let mut db = self.db.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut db = lock(self.db);
         let released = db.release(self.run);
         Progress::add(&self.measured.progress.released, *released.as_ref().unwrap_or(&0) as u64);
         let result = result.and_then(|_| {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use croprow::db::Db;
+use croprow::db::claim::RunId;
 use croprow::db::due::{InForce, images_where};
 use croprow::db::runs::NewRun;
 use croprow::db::select::{Carried, Reselected, Selector};
@@ -21,6 +22,9 @@ use super::{opening, print, print_json, say};
 
 /// Between two lines about how far it is.
 const SAY_EVERY: Duration = Duration::from_secs(5);
+
+/// How often it is said that this lives: a worker that is silent for long is taken for dead.
+const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Apply other thresholds or another selection rule to the stored candidates: no model is run.
 #[derive(Args)]
@@ -89,20 +93,24 @@ pub(crate) fn apply(
         detect: recipes.detect(),
         embed: recipes.embed(),
     })?;
-    let result = walk(db, recipes, carried, in_force);
+    let result = walk(db, run, recipes, carried, in_force);
     let (how, code) = if result.is_ok() { ("complete", 0) } else { ("error", 3) };
     db.end_run(run, how, code, 0, 0, None)?;
     db.checkpoint();
     result
 }
 
-fn walk(db: &mut Db, recipes: &Recipes, carried: &Carried, in_force: InForce) -> Result<Reselected, Error> {
+fn walk(db: &mut Db, run: RunId, recipes: &Recipes, carried: &Carried, in_force: InForce) -> Result<Reselected, Error> {
     let Some(rule) = recipes.rule() else { return Ok(Reselected::default()) };
     let total = db.count_carried(carried)?;
     let select = |packed: &[u8], vocabulary: &_, size| regions_of(packed, vocabulary, &rule.selection, size);
     let mut selector = Selector::new(carried, in_force, &select);
-    let mut said = Instant::now();
+    let (mut said, mut beat) = (Instant::now(), Instant::now());
     while selector.step(db)? {
+        if beat.elapsed() >= HEARTBEAT {
+            beat = Instant::now();
+            db.beat(run)?;
+        }
         if said.elapsed() >= SAY_EVERY {
             said = Instant::now();
             say(&format!("selected again: {} of {total} images", selector.done.images));

@@ -1,6 +1,7 @@
 //! The self-test of a model, done once per digest, device and runtime and remembered in the database.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 use croprow::db::Db;
 use croprow::error::Error;
@@ -8,6 +9,7 @@ use croprow::model::files::locate;
 use croprow::model::library::Runtime;
 use croprow::model::self_test::{self, Verdict};
 use croprow::model::{ModelKind, Models};
+use croprow::pipeline::lock;
 
 use super::recipes::Recipes;
 use super::say;
@@ -16,7 +18,8 @@ use croprow::config::RunConfig;
 /// Outcomes of one model by where it ran.
 type Outcomes = BTreeMap<String, Verdict>;
 
-/// Tests what was not tested yet, applies what is known, and says what there is to say.
+/// Tests what was not tested yet, applies what is known, and says what there is to say. The database is free for others
+/// during a test.
 ///
 /// # Errors
 /// A model cannot be trusted.
@@ -25,7 +28,7 @@ pub(crate) fn run(
     config: &RunConfig,
     recipes: &Recipes,
     runtime: &Runtime,
-    db: &mut Db,
+    db: &Mutex<Db>,
 ) -> Result<(), Error> {
     let place = format!("{} onnxruntime {} test {}", models.device.word, runtime.version, self_test::VERSION);
     let half = models.device.is_cuda();
@@ -35,7 +38,7 @@ pub(crate) fn run(
             ModelKind::Embedder => (recipes.embed(), config.embed.as_ref().map(|e| (&e.model, e.precision))),
         };
         let (Some(stored), Some((model, precision))) = (stored, asked) else { continue };
-        let remembered = db.self_test(stored.model_digest)?;
+        let remembered = lock(db).self_test(stored.model_digest)?;
         let mut outcomes: Outcomes = remembered.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default();
         let verdict = match outcomes.get(&place) {
             Some(known) => {
@@ -49,7 +52,7 @@ pub(crate) fn run(
                 outcomes.insert(place.clone(), verdict.clone());
                 let json = serde_json::to_string(&outcomes)
                     .map_err(|e| Error::System(format!("the self-test cannot be remembered: {e}")))?;
-                db.remember_self_test(stored.model_digest, stored.model_path, &json)?;
+                lock(db).remember_self_test(stored.model_digest, stored.model_path, &json)?;
                 verdict
             }
         };

@@ -1,8 +1,9 @@
 //! Claiming pages of pending rows, and giving rows back.
 
-use rusqlite::params;
+use rusqlite::params_from_iter;
 use rusqlite::types::Value;
 
+use super::scope::Span;
 use super::suspects::Claims;
 use super::{Db, SqlPath};
 use crate::error::Error;
@@ -33,80 +34,93 @@ impl Tokens {
     }
 }
 
+/// Which rows may be claimed.
+#[derive(Clone, Copy, Debug)]
+pub enum Among<'a> {
+    /// All of these.
+    Span(Span),
+    /// Those that a look found. Some may be in others' hands by now.
+    Listed(&'a [i64]),
+}
+
+impl From<i64> for Among<'_> {
+    /// All with ids above it.
+    fn from(after: i64) -> Self {
+        Self::Span(Span { after, ..Span::ALL })
+    }
+}
+
+impl Among<'_> {
+    fn holds(self, id: ImageId) -> bool {
+        match self {
+            Self::Span(Span { after, to }) => after < id.0 && id.0 <= to,
+            Self::Listed(ids) => ids.contains(&id.0),
+        }
+    }
+}
+
 /// One statement takes the page, so that two workers never take the same row. The attempt is counted here,
 /// durably, before any byte of the file is looked at. A run that was taken for dead claims nothing more.
 ///
-/// `?3` is the id before the page; or a JSON list of the ids that may be taken, where they are `listed`. Suspects are
-/// taken from a list only.
-fn claim_sql(stage: Stage, listed: bool, suspects_too: bool) -> String {
+/// `?4` is the id before the page and `?5` the last that may be in it; or `?4` is a JSON list of ids. Suspects are taken
+/// from a list only.
+fn claim_sql(stage: Stage, among: Among<'_>, suspects_too: bool) -> String {
     let (state, attempts) = match stage {
         Stage::Detect => ("detect_state", "detect_attempts"),
         Stage::Embed => ("embed_state", "embed_attempts"),
     };
-    let page = if listed { "id IN (SELECT value FROM json_each(?3))" } else { "id > ?3" };
+    let page = match among {
+        Among::Span(_) => "id > ?4 AND id <= ?5",
+        Among::Listed(_) => "id IN (SELECT value FROM json_each(?4))",
+    };
     let others = if suspects_too { "" } else { "AND id NOT IN (SELECT image_id FROM suspects)" };
     format!(
         "UPDATE images SET {state} = 'running', run_id = ?1, token = ?2, {attempts} = {attempts} + 1
-         WHERE id IN (SELECT id FROM images WHERE {state} = 'pending' AND {state} <> 'done' AND {page} {others} ORDER BY id LIMIT ?4)
+         WHERE id IN (SELECT id FROM images WHERE {state} = 'pending' AND {state} <> 'done' AND {page} {others} ORDER BY id LIMIT ?3)
            AND EXISTS (SELECT 1 FROM runs WHERE id = ?1 AND ended_at IS NULL)
          RETURNING id, path, prompt, file_size_bytes, file_mtime_ns, detect_state, decode_denominator"
     )
 }
 
 impl Db {
-    /// Claims up to `rows` pending rows of `stage` with ids above `after`, in the order of their ids; those of the
-    /// condition where this process is restricted.
+    /// Claims up to `rows` pending rows of `stage`, in the order of their ids. Does not ask the condition that this process
+    /// is restricted by: where there is one, rows are listed that it was found to hold for.
     ///
     /// # Errors
     /// Those of the database.
-    pub fn claim_page(
+    pub fn claim_page<'a>(
         &mut self,
         tokens: &mut Tokens,
         stage: Stage,
-        after: i64,
+        among: impl Into<Among<'a>>,
         rows: usize,
     ) -> Result<Vec<Claim>, Error> {
-        if self.claims != Claims::Ordinary {
-            return self.claim_suspects(tokens, stage, rows);
+        let among = among.into();
+        if self.claims == Claims::Ordinary {
+            return self.claim(tokens, stage, among, rows);
         }
-        let mut after = after;
-        loop {
-            let page = match &self.scope {
-                None => Value::Integer(after),
-                Some(scope) => {
-                    let ids = scope.pending(stage, after, rows)?;
-                    let Some(last) = ids.last() else { return Ok(Vec::new()) };
-                    after = *last;
-                    Value::Text(serde_json::json!(ids).to_string())
-                }
-            };
-            let claims = self.claim(tokens, stage, &page, rows)?;
-            // Another worker may have taken all of them meanwhile.
-            if !claims.is_empty() || self.scope.is_none() {
-                return Ok(claims);
-            }
-        }
-    }
-
-    /// The cursor does not matter: a suspect that has ended is none any more.
-    fn claim_suspects(&mut self, tokens: &mut Tokens, stage: Stage, rows: usize) -> Result<Vec<Claim>, Error> {
         let alone = self.claims == Claims::Alone;
-        let ids: Vec<i64> = self.waiting_suspects()?.iter().filter(|s| s.alone == alone).map(|s| s.id.0).collect();
+        let suspects = self.waiting_suspects()?.into_iter().filter(|s| s.alone == alone && among.holds(s.id));
+        let ids: Vec<i64> = suspects.map(|suspect| suspect.id.0).collect();
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        self.claim(tokens, stage, &Value::Text(serde_json::json!(ids).to_string()), rows)
+        self.claim(tokens, stage, Among::Listed(&ids), rows)
     }
 
-    fn claim(&mut self, tokens: &mut Tokens, stage: Stage, page: &Value, rows: usize) -> Result<Vec<Claim>, Error> {
+    fn claim(&mut self, tokens: &mut Tokens, stage: Stage, among: Among<'_>, rows: usize) -> Result<Vec<Claim>, Error> {
         let token = tokens.next();
         let run = tokens.run;
-        let suspects_too = self.claims != Claims::Ordinary;
-        let sql = claim_sql(stage, self.scope.is_some() || suspects_too, suspects_too);
+        let sql = claim_sql(stage, among, self.claims != Claims::Ordinary);
+        let mut values = vec![Value::Integer(run.0), Value::Integer(token.0), Value::Integer(rows as i64)];
+        match among {
+            Among::Span(Span { after, to }) => values.extend([Value::Integer(after), Value::Integer(to)]),
+            Among::Listed(ids) => values.push(Value::Text(serde_json::json!(ids).to_string())),
+        }
         let tx = self.write()?;
         let mut claims: Vec<(Claim, bool)> = {
             let mut statement = tx.prepare_cached(&sql)?;
-            let found = statement.query_map(params![run.0, token.0, page, rows as i64], |r| {
+            let found = statement.query_map(params_from_iter(values), |r| {
                 let stamp = r.get::<_, Option<i64>>(3)?.zip(r.get::<_, Option<i64>>(4)?);
                 let claim = Claim {
                     id: ImageId(r.get(0)?),

@@ -8,7 +8,7 @@ use super::Db;
 use crate::config::Stale;
 use crate::error::Error;
 use crate::fault;
-use crate::row::State;
+use crate::row::{Stage, State};
 
 /// Rows looked at in one chunk of a sweep. Larger chunks hold the write lock longer.
 pub const SWEEP_ROWS: i64 = 5_000;
@@ -40,6 +40,14 @@ pub struct InForce {
 }
 
 impl Standing {
+    /// The state of that stage.
+    pub fn state(&self, stage: Stage) -> Option<State> {
+        match stage {
+            Stage::Detect => self.detect,
+            Stage::Embed => self.embed,
+        }
+    }
+
     /// True for finished work that another recipe made.
     pub fn is_stale(&self, in_force: InForce) -> bool {
         let detect_stale = match (in_force.detect, self.detect) {
@@ -101,6 +109,16 @@ impl Standing {
     }
 }
 
+/// Rows of one chunk of a sweep that do not stand where they belong.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// The last id that was looked at.
+    pub last: i64,
+    /// The rows, in no order. Whoever works on some images only takes the others out.
+    pub ids: Vec<i64>,
+    moves: Vec<(Standing, Standing)>,
+}
+
 /// How many images stand where.
 pub type Tally = Vec<(Standing, u64)>;
 
@@ -136,11 +154,12 @@ impl Db {
         )
     }
 
-    /// Settles one chunk of rows with ids above `after`. Returns the last id looked at; `None` at the end.
+    /// Looks through one chunk of rows with ids above `after`; `None` where all stand where they belong, or there are no
+    /// more. Nothing is changed.
     ///
     /// # Errors
     /// Those of the database.
-    pub fn settle_chunk(&mut self, after: i64, in_force: InForce, stale: Stale) -> Result<Option<i64>, Error> {
+    pub fn misplaced(&self, after: i64, in_force: InForce, stale: Stale) -> Result<Option<Chunk>, Error> {
         let moves: Vec<(Standing, Standing)> = self
             .tally()?
             .into_iter()
@@ -150,43 +169,74 @@ impl Db {
         if moves.is_empty() {
             return Ok(None);
         }
-        let tx = self.write()?;
-        let last: Option<i64> = tx.query_row(
-            "SELECT max(id) FROM (SELECT id FROM images WHERE id > ?1 ORDER BY id LIMIT ?2)",
-            [after, SWEEP_ROWS],
-            |r| r.get(0),
+        let last: Option<i64> = self
+            .conn
+            .prepare_cached("SELECT max(id) FROM (SELECT id FROM images WHERE id > ?1 ORDER BY id LIMIT ?2)")?
+            .query_row([after, SWEEP_ROWS], |r| r.get(0))?;
+        let Some(last) = last else { return Ok(None) };
+        let mut look = self.conn.prepare_cached(
+            "SELECT id FROM images WHERE id > ?1 AND id <= ?2 AND detect_state IS ?3 AND detect_recipe_id IS ?4
+                AND embed_state IS ?5 AND embed_recipe_id IS ?6",
         )?;
-        if let Some(last) = last {
-            let mut update = tx.prepare_cached(
-                "UPDATE images SET detect_state = ?7, detect_recipe_id = ?8, embed_state = ?9, embed_recipe_id = ?10,
-                        detect_attempts = iif(?7 IS 'pending', 0, detect_attempts),
-                        embed_attempts = iif(?9 IS 'pending', 0, embed_attempts),
-                        embed_code = iif(?9 IN ('failed', 'quarantined'), embed_code, NULL),
-                        embed_message = iif(?9 IN ('failed', 'quarantined'), embed_message, NULL)
-                 WHERE id > ?1 AND id <= ?2 AND detect_state IS ?3 AND detect_recipe_id IS ?4
-                   AND embed_state IS ?5 AND embed_recipe_id IS ?6",
-            )?;
-            let word = |state: Option<State>| state.map(State::word);
-            let id = |recipe: Option<RecipeId>| recipe.map(|r| r.0);
-            for (from, to) in &moves {
-                update.execute(params![
-                    after,
-                    last,
-                    word(from.detect),
-                    id(from.detect_recipe),
-                    word(from.embed),
-                    id(from.embed_recipe),
-                    word(to.detect),
-                    id(to.detect_recipe),
-                    word(to.embed),
-                    id(to.embed_recipe),
-                ])?;
+        let mut ids = Vec::new();
+        for (from, _) in &moves {
+            let values = params![
+                after,
+                last,
+                word(from.detect),
+                number(from.detect_recipe),
+                word(from.embed),
+                number(from.embed_recipe)
+            ];
+            for id in look.query_map(values, |r| r.get::<_, i64>(0))? {
+                ids.push(id?);
             }
         }
+        Ok(Some(Chunk { last, ids, moves }))
+    }
+
+    /// Puts the rows of a chunk where they belong. Those that changed since it was looked through stay as they are.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn settle(&mut self, chunk: &Chunk) -> Result<(), Error> {
+        let ids = serde_json::json!(chunk.ids).to_string();
+        let tx = self.write()?;
+        let mut update = tx.prepare_cached(
+            "UPDATE images SET detect_state = ?6, detect_recipe_id = ?7, embed_state = ?8, embed_recipe_id = ?9,
+                    detect_attempts = iif(?6 IS 'pending', 0, detect_attempts),
+                    embed_attempts = iif(?8 IS 'pending', 0, embed_attempts),
+                    embed_code = iif(?8 IN ('failed', 'quarantined'), embed_code, NULL),
+                    embed_message = iif(?8 IN ('failed', 'quarantined'), embed_message, NULL)
+             WHERE id IN (SELECT value FROM json_each(?1)) AND detect_state IS ?2 AND detect_recipe_id IS ?3
+               AND embed_state IS ?4 AND embed_recipe_id IS ?5",
+        )?;
+        for (from, to) in &chunk.moves {
+            update.execute(params![
+                ids,
+                word(from.detect),
+                number(from.detect_recipe),
+                word(from.embed),
+                number(from.embed_recipe),
+                word(to.detect),
+                number(to.detect_recipe),
+                word(to.embed),
+                number(to.embed_recipe),
+            ])?;
+        }
+        drop(update);
         tx.commit()?;
         fault::point("settle.chunk");
-        Ok(last)
+        Ok(())
     }
+}
+
+fn word(state: Option<State>) -> Option<&'static str> {
+    state.map(State::word)
+}
+
+fn number(recipe: Option<RecipeId>) -> Option<i64> {
+    recipe.map(|recipe| recipe.0)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub mod repair;
 pub mod rescue;
 pub mod retry;
 pub mod runs;
-mod scope;
+pub mod scope;
 pub mod select;
 pub mod suspects;
 pub mod verify;

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
@@ -50,7 +51,7 @@ pub struct Db {
     /// The file as it was opened.
     file: FileId,
     /// Which images this process works on; all where there is none.
-    pub(super) scope: Option<Scope>,
+    pub(super) scope: Option<Arc<Scope>>,
     pub(super) claims: Claims,
     pub(super) lease: Duration,
     pub(super) heartbeats: Heartbeats,
@@ -152,14 +153,20 @@ impl Db {
         }
     }
 
-    /// From now on only images of `condition` are claimed, and counted by [`tally_in_scope`](Self::tally_in_scope);
-    /// `None`: all.
+    /// From now on this process is about the images of `condition` only; `None`: all. Counts in scope and suspects keep to
+    /// it. Who claims or settles rows asks it himself, by [`scope`](Self::scope), so that nobody waits for this
+    /// connection meanwhile.
     ///
     /// # Errors
     /// It is not one condition that only reads. Nothing was changed.
     pub fn restrict(&mut self, condition: Option<&str>) -> Result<(), Error> {
-        self.scope = condition.map(|condition| Scope::new(&self.path, condition)).transpose()?;
+        self.scope = condition.map(|condition| Scope::new(&self.path, condition).map(Arc::new)).transpose()?;
         Ok(())
+    }
+
+    /// The condition that this process is restricted by.
+    pub fn scope(&self) -> Option<Arc<Scope>> {
+        self.scope.clone()
     }
 
     /// Whether a commit waits for the disk.

@@ -45,7 +45,7 @@ impl Db {
     pub fn retry_changed(&mut self, stat_of: impl Fn(&std::path::Path) -> Option<FileStamp>) -> Result<usize, Error> {
         let embed_only = self.in_force()?.detect.is_none() && self.in_force()?.embed.is_some();
         let (detect, embed) = if embed_only { (None, Some("pending")) } else { (Some("pending"), None) };
-        let (mut after, mut changed) = (0_i64, 0);
+        let (mut after, mut changed) = (i64::MIN, 0);
         loop {
             let page: Vec<(i64, SqlPath, FileStamp)> = self
                 .conn

@@ -134,6 +134,20 @@ impl Db {
         Ok((id, in_force))
     }
 
+    /// Says that the run lives, where there is nothing to tell of it.
+    ///
+    /// # Errors
+    /// As [`heartbeat`](Self::heartbeat).
+    pub fn beat(&mut self, run: RunId) -> Result<(), Error> {
+        let at = now();
+        let tx = self.write()?;
+        let open = tx
+            .prepare_cached("UPDATE runs SET heartbeat_at = ?2 WHERE id = ?1 AND ended_at IS NULL")?
+            .execute(params![run.0, at])?;
+        tx.commit()?;
+        if open == 0 { Err(Error::LeaseLost) } else { Ok(()) }
+    }
+
     /// Says that the run lives, and how it and its steps go.
     ///
     /// # Errors

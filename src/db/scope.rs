@@ -3,8 +3,8 @@
 //! but reading is permitted, and never together with a statement that writes: what it finds are ids, which are bound.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
@@ -21,6 +21,9 @@ const STATEMENT_TIME: Duration = Duration::from_secs(10);
 
 /// Images that one statement looks at: a condition that few of them meet must not make one statement of all.
 const LOOK_ROWS: i64 = 20_000;
+
+/// The same while a run works, which may be stopped between two.
+const STEP_ROWS: i64 = 2_000;
 
 /// Steps of SQLite's machine between two looks at the clock.
 const STEPS_PER_LOOK: i32 = 10_000;
@@ -89,10 +92,34 @@ const FUNCTIONS: [&str; 51] = [
     "unlikely",
 ];
 
-/// A condition that was found to be one, with its connection.
+/// Ids above `after`, up to `to`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The id before the first.
+    pub after: i64,
+    /// The last id.
+    pub to: i64,
+}
+
+impl Span {
+    /// All images. Ids may be negative.
+    pub const ALL: Self = Self { after: i64::MIN, to: i64::MAX };
+}
+
+/// What one look for rows found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// In their order.
+    pub ids: Vec<i64>,
+    /// Everything up to this id was looked at.
+    pub to: i64,
+}
+
+/// A condition that was found to be one. It has a connection of its own, so that nobody waits for the database's write
+/// connection while it is asked.
 #[derive(Debug)]
-pub(super) struct Scope {
-    conn: Connection,
+pub struct Scope {
+    conn: Mutex<Connection>,
     condition: String,
     /// When the statement at hand has to be through: milliseconds after `began`.
     due_ms: Arc<AtomicU64>,
@@ -123,7 +150,7 @@ impl Scope {
         let too_late = move || began.elapsed().as_millis() as u64 > due.load(Ordering::Relaxed);
         conn.progress_handler(STEPS_PER_LOOK, Some(too_late))?;
         conn.authorizer(Some(permitted))?;
-        let scope = Self { conn, condition: condition.to_owned(), due_ms, began };
+        let scope = Self { conn: Mutex::new(conn), condition: condition.to_owned(), due_ms, began };
         scope.check()?;
         Ok(scope)
     }
@@ -131,11 +158,12 @@ impl Scope {
     /// A text that closes a bracket of the one statement and opens it again stands where `CASE` expects an expression
     /// in the other, and the reverse: what is sound in both is an expression.
     fn check(&self) -> Result<(), Error> {
+        let conn = self.conn.lock().unwrap_or_else(PoisonError::into_inner);
         for sql in [
             format!("SELECT id FROM images WHERE (\n{}\n) LIMIT 0", self.condition),
             format!("SELECT id FROM images WHERE CASE WHEN\n{}\nTHEN 1 END LIMIT 0", self.condition),
         ] {
-            let statement = self.conn.prepare(&sql).map_err(|e| refused(words(&e)))?;
+            let statement = conn.prepare(&sql).map_err(|e| refused(words(&e)))?;
             if statement.parameter_count() > 0 {
                 return Err(refused("holds a parameter; write the value itself".to_owned()));
             }
@@ -143,32 +171,35 @@ impl Scope {
         Ok(())
     }
 
-    /// Ids of pending rows of `stage` above `after`, in order, at most `rows`.
-    pub(super) fn pending(&self, stage: Stage, after: i64, rows: usize) -> Result<Vec<i64>, Error> {
+    /// Pending rows of `stage` that the condition holds for, at most `rows`: one look at a bounded number of images, which
+    /// may find none although there are some behind it.
+    ///
+    /// # Errors
+    /// Those of the condition.
+    pub fn pending(&self, stage: Stage, span: Span, rows: usize) -> Result<Look, Error> {
         let state = match stage {
             Stage::Detect => "detect_state",
             Stage::Embed => "embed_state",
         };
         // The second comparison is that of the partial index.
         let pending = format!("{state} = 'pending' AND {state} <> 'done'");
-        let mut after = after;
-        let mut found = Vec::new();
-        while let Some(end) = self.look_to(after, &pending)? {
-            let sql = format!(
-                "SELECT id FROM images WHERE id > ?1 AND id <= ?2 AND {pending} AND (\n{}\n) ORDER BY id LIMIT ?3",
-                self.condition
-            );
-            found.extend(self.rows(&sql, [after, end, (rows - found.len()) as i64], |r| r.get::<_, i64>(0))?);
-            if found.len() >= rows {
-                break;
-            }
-            after = end;
-        }
-        Ok(found)
+        let Some(end) = self.look_to(span, &pending, STEP_ROWS)? else {
+            return Ok(Look { ids: Vec::new(), to: span.to });
+        };
+        let sql = format!(
+            "SELECT id FROM images WHERE id > ?1 AND id <= ?2 AND {pending} AND (\n{}\n) ORDER BY id LIMIT ?3",
+            self.condition
+        );
+        let ids: Vec<i64> = self.rows(&sql, [span.after, end, rows as i64], |r| r.get(0))?;
+        let to = ids.last().copied().filter(|_| ids.len() >= rows).unwrap_or(end);
+        Ok(Look { ids, to })
     }
 
     /// Those of `ids` that the condition holds for.
-    pub(super) fn among(&self, ids: Vec<i64>) -> Result<Vec<i64>, Error> {
+    ///
+    /// # Errors
+    /// Those of the condition.
+    pub fn among(&self, ids: &[i64]) -> Result<Vec<i64>, Error> {
         let sql =
             format!("SELECT id FROM images WHERE id IN (SELECT value FROM json_each(?1)) AND (\n{}\n)", self.condition);
         self.rows(&sql, [serde_json::json!(ids).to_string()], |r| r.get(0))
@@ -182,24 +213,24 @@ impl Scope {
         more: &str,
         each: impl Fn(&Row<'_>) -> rusqlite::Result<T>,
     ) -> Result<Vec<T>, Error> {
-        let mut after = i64::MIN;
+        let mut span = Span::ALL;
         let mut found = Vec::new();
-        while let Some(end) = self.look_to(after, "1")? {
+        while let Some(end) = self.look_to(span, "1", LOOK_ROWS)? {
             let sql =
                 format!("SELECT {columns} FROM images WHERE id > ?1 AND id <= ?2 AND (\n{}\n) {more}", self.condition);
-            found.extend(self.rows(&sql, [after, end], &each)?);
-            after = end;
+            found.extend(self.rows(&sql, [span.after, end], &each)?);
+            span.after = end;
         }
         Ok(found)
     }
 
-    /// The last id that a statement looks at; `None` where there is nothing above `after`.
-    fn look_to(&self, after: i64, which: &str) -> Result<Option<i64>, Error> {
+    /// The last id that a statement looks at, which takes `most` images; `None` where there is nothing in `span`.
+    fn look_to(&self, span: Span, which: &str, most: i64) -> Result<Option<i64>, Error> {
         // Steps by the index; the condition is no part of it.
         let sql = format!(
-            "SELECT max(id) FROM (SELECT id FROM images WHERE id > ?1 AND {which} ORDER BY id LIMIT {LOOK_ROWS})"
+            "SELECT max(id) FROM (SELECT id FROM images WHERE id > ?1 AND id <= ?2 AND {which} ORDER BY id LIMIT {most})"
         );
-        Ok(self.rows(&sql, [after], |r| r.get(0))?.pop().flatten())
+        Ok(self.rows(&sql, [span.after, span.to], |r| r.get(0))?.pop().flatten())
     }
 
     fn rows<T>(
@@ -208,9 +239,10 @@ impl Scope {
         values: impl Params,
         each: impl Fn(&Row<'_>) -> rusqlite::Result<T>,
     ) -> Result<Vec<T>, Error> {
+        let conn = self.conn.lock().unwrap_or_else(PoisonError::into_inner);
         let deadline = self.began.elapsed() + STATEMENT_TIME;
         self.due_ms.store(deadline.as_millis() as u64, Ordering::Relaxed);
-        let mut statement = self.conn.prepare_cached(sql).map_err(|e| failed(&e))?;
+        let mut statement = conn.prepare_cached(sql).map_err(|e| failed(&e))?;
         let rows = read_all(&mut statement, values, each);
         self.due_ms.store(u64::MAX, Ordering::Relaxed);
         rows.map_err(|e| failed(&e))

@@ -16,6 +16,11 @@ use crate::row::{ImageId, Region, State};
 /// Images looked at in one transaction. Larger chunks hold the write lock longer.
 const CHUNK_ROWS: i64 = 2_000;
 
+/// The rows that are taken over: `?2` and `?3` are lists of recipes.
+const CARRIED: &str = "i.detect_state = 'done' AND i.token IS NULL
+    AND (i.detect_recipe_id IN (SELECT value FROM json_each(?2))
+         OR (i.prompt IS NOT NULL AND i.detect_recipe_id IN (SELECT value FROM json_each(?3))))";
+
 /// Vocabularies kept in memory; a table with a prompt of its own in every row has as many as images.
 const VOCABULARIES_KEPT: usize = 10_000;
 
@@ -74,32 +79,30 @@ pub struct Selector<'a> {
 impl<'a> Selector<'a> {
     /// Begins with the first row.
     pub fn new(carried: &'a Carried, in_force: InForce, rule: &'a Rule<'a>) -> Self {
-        Self { carried, in_force, rule, vocabularies: HashMap::new(), after: 0, done: Reselected::default() }
+        Self { carried, in_force, rule, vocabularies: HashMap::new(), after: i64::MIN, done: Reselected::default() }
     }
 
-    /// The next chunk; false when there is none.
+    /// The next chunk of the images that this process is about; false when there is none.
     ///
     /// # Errors
-    /// Those of the database and of the rule; the chunk is as it was then.
+    /// Those of the database, of the condition and of the rule; the chunk is as it was then.
     pub fn step(&mut self, db: &mut Db) -> Result<bool, Error> {
-        let ids = |recipes: &[RecipeId]| serde_json::json!(recipes.iter().map(|r| r.0).collect::<Vec<_>>()).to_string();
+        let Some(chunk) = self.next_ids(db)? else { return Ok(false) };
+        if chunk.is_empty() {
+            return Ok(true);
+        }
         let tx = db.write()?;
         let page: Vec<Stored> = tx
-            .prepare_cached(
+            .prepare_cached(&format!(
                 "SELECT i.id, ifnull(i.width_px, 0), ifnull(i.height_px, 0), c.vocabulary_id, c.packed, i.embed_state, i.embed_recipe_id
                  FROM images i JOIN candidates c ON c.image_id = i.id
-                 WHERE i.id > ?1 AND i.detect_state = 'done' AND i.token IS NULL
-                   AND (i.detect_recipe_id IN (SELECT value FROM json_each(?2))
-                        OR (i.prompt IS NOT NULL AND i.detect_recipe_id IN (SELECT value FROM json_each(?3))))
-                 ORDER BY i.id LIMIT ?4",
-            )?
+                 WHERE i.id IN (SELECT value FROM json_each(?1)) AND {CARRIED} ORDER BY i.id"
+            ))?
             .query_map(
-                params![self.after, ids(&self.carried.any), ids(&self.carried.own_prompt), CHUNK_ROWS],
+                params![list(chunk), ids(&self.carried.any), ids(&self.carried.own_prompt)],
                 Stored::from_row,
             )?
             .collect::<Result<_, _>>()?;
-        let Some(last) = page.last() else { return Ok(false) };
-        self.after = last.id;
         let mut done = self.done;
         for kept in &page {
             let rule = self.rule;
@@ -132,6 +135,27 @@ impl<'a> Selector<'a> {
         Ok(true)
     }
 
+    /// Looked for before the transaction, in which nobody should wait for a condition.
+    fn next_ids(&mut self, db: &Db) -> Result<Option<Vec<i64>>, Error> {
+        let chunk: Vec<i64> = db
+            .conn
+            .prepare_cached(&format!(
+                "SELECT i.id FROM images i JOIN candidates c ON c.image_id = i.id
+                 WHERE i.id > ?1 AND {CARRIED} ORDER BY i.id LIMIT ?4"
+            ))?
+            .query_map(params![self.after, ids(&self.carried.any), ids(&self.carried.own_prompt), CHUNK_ROWS], |r| {
+                r.get(0)
+            })?
+            .collect::<Result<_, _>>()?;
+        let Some(last) = chunk.last() else { return Ok(None) };
+        self.after = *last;
+        let chunk = match &db.scope {
+            Some(scope) => scope.among(&chunk)?,
+            None => chunk,
+        };
+        Ok(Some(chunk))
+    }
+
     fn vocabulary(&mut self, tx: &Transaction<'_>, id: i64) -> Result<&Vocabulary, Error> {
         if self.vocabularies.len() >= VOCABULARIES_KEPT && !self.vocabularies.contains_key(&id) {
             self.vocabularies.clear();
@@ -160,6 +184,15 @@ impl Stored {
             embed_recipe: row.get::<_, Option<i64>>(6)?.map(RecipeId),
         })
     }
+}
+
+/// As JSON.
+fn ids(recipes: &[RecipeId]) -> String {
+    list(recipes.iter().map(|recipe| recipe.0).collect())
+}
+
+fn list(ids: Vec<i64>) -> String {
+    serde_json::json!(ids).to_string()
 }
 
 /// The row belongs to the recipe in force; it waits for the embedder where a region has no vector yet. True where
@@ -214,27 +247,37 @@ fn lacks_vectors(tx: &Transaction<'_>, image: i64, recipe: RecipeId) -> Result<b
 }
 
 impl Db {
-    /// How many finished rows `carried` speaks of.
+    /// How many finished rows `carried` speaks of, of those that this process is about.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Those of the database and of the condition.
     pub fn count_carried(&self, carried: &Carried) -> Result<u64, Error> {
-        let of = |recipes: &[RecipeId]| -> Result<u64, Error> {
-            Ok(images_where(&self.tally()?, |standing| {
+        let tally = self.tally()?;
+        let of = |recipes: &[RecipeId]| {
+            images_where(&tally, |standing| {
                 standing.detect == Some(State::Done) && standing.detect_recipe.is_some_and(|r| recipes.contains(&r))
-            }))
+            })
         };
-        let mut count = of(&carried.any)?;
-        if of(&carried.own_prompt)? > 0 {
-            let ids = serde_json::json!(carried.own_prompt.iter().map(|r| r.0).collect::<Vec<_>>()).to_string();
-            count += self.conn.query_row(
-                "SELECT count(*) FROM images WHERE prompt IS NOT NULL AND detect_state = 'done'
-                 AND detect_recipe_id IN (SELECT value FROM json_each(?1))",
-                [ids],
-                |r| r.get::<_, u64>(0),
-            )?;
+        let (any, own_prompt) = (of(&carried.any), of(&carried.own_prompt));
+        if let Some(scope) = self.scope.as_ref().filter(|_| any + own_prompt > 0) {
+            let numbers = |recipes: &[RecipeId]| recipes.iter().map(|r| r.0.to_string()).collect::<Vec<_>>().join(", ");
+            let which = format!(
+                "AND detect_state = 'done' AND (detect_recipe_id IN ({}) OR (prompt IS NOT NULL AND detect_recipe_id IN ({})))",
+                numbers(&carried.any),
+                numbers(&carried.own_prompt)
+            );
+            return Ok(scope.over_all("count(*)", &which, |r| r.get::<_, u64>(0))?.iter().sum());
         }
-        Ok(count)
+        if own_prompt == 0 {
+            return Ok(any);
+        }
+        let with_prompt: u64 = self.conn.query_row(
+            "SELECT count(*) FROM images WHERE prompt IS NOT NULL AND detect_state = 'done'
+             AND detect_recipe_id IN (SELECT value FROM json_each(?1))",
+            [ids(&carried.own_prompt)],
+            |r| r.get(0),
+        )?;
+        Ok(any + with_prompt)
     }
 
     /// Images without a prompt of their own that a run with `detect` will give to the detector. With `redo` also the

@@ -68,7 +68,7 @@ impl Db {
     pub(super) fn waiting_suspects(&self) -> Result<Vec<Suspect>, Error> {
         let mut waiting = waiting(&self.conn)?;
         if let Some(scope) = &self.scope {
-            let ids = scope.among(waiting.iter().map(|suspect| suspect.id.0).collect())?;
+            let ids = scope.among(&waiting.iter().map(|suspect| suspect.id.0).collect::<Vec<_>>())?;
             waiting.retain(|suspect| ids.contains(&suspect.id.0));
         }
         Ok(waiting)

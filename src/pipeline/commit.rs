@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
+use super::alive::HEARTBEAT;
 use super::apart::Word;
 use super::breaker::Breaker;
 use super::budget::Budget;
@@ -32,9 +33,6 @@ const COMMIT_AFTER: Duration = Duration::from_millis(250);
 
 /// The same when nothing is pending any more and the run waits for the last rows.
 const COMMIT_AT_END: Duration = Duration::from_millis(10);
-
-/// How often heartbeat and samples are written.
-const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How often it is looked after workers that have died or gone silent.
 const RESCUE_EVERY: Duration = Duration::from_secs(5);

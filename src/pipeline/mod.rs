@@ -2,6 +2,7 @@
 //! and returns a summary. A stage knows `message` and its own work, never another stage.
 
 mod ahead;
+mod alive;
 pub mod apart;
 mod assemble;
 mod batch;
@@ -29,6 +30,7 @@ mod stack;
 pub mod staged;
 pub mod stop;
 mod stopwatch;
+mod sweep;
 pub mod tune;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -343,6 +345,6 @@ fn join((stage, handle): Handle<'_>) -> Result<(), Error> {
 }
 
 /// A panic elsewhere leaves the database sound: every write is a transaction.
-pub(crate) fn lock(db: &Mutex<Db>) -> MutexGuard<'_, Db> {
+pub fn lock(db: &Mutex<Db>) -> MutexGuard<'_, Db> {
     db.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,13 @@
 //! Staged loading: the same flow in two passes, for models that do not fit into memory together. First all detections;
 //! then the detector is gone, and the embedder works on the stored regions.
 
+use super::alive::beside_heartbeats;
 use super::measure::resident_bytes;
 use super::progress::Progress;
+use super::sweep::Sweep;
 use super::{Job, Summary, lock, run};
 use crate::db::due::images_where;
+use crate::db::scope::Span;
 use crate::error::Error;
 use crate::model::Models;
 use crate::row::{Stage, State};
@@ -24,13 +27,8 @@ pub fn run_staged(
     loop {
         let claimed = Progress::get(&job.progress.claimed);
         for stage in job.stages {
-            settle(job)?;
-            if job.stop.is_asked() || !is_pending(job, *stage)? {
-                continue;
-            }
-            let before = Memory::now(job);
-            let models = load(*stage)?;
-            let loaded = Memory::now(job);
+            let Some(ready) = beside_heartbeats(job, || make_ready(job, *stage, load))? else { continue };
+            let Ready { before, models, loaded } = ready;
             let leave = |result| (job.leave)(nothing_more(job, *stage, result));
             summary = run(&Job { stages: std::slice::from_ref(stage), leave: &leave, ..*job }, models)?;
             give_back();
@@ -43,10 +41,32 @@ pub fn run_staged(
     }
 }
 
+/// A model, and the memory of the process without it and with it.
+struct Ready {
+    before: Memory,
+    models: Models,
+    loaded: Memory,
+}
+
+/// Makes rows due and loads the model of `stage`; `None` where nothing waits for it, or a stop is asked for.
+fn make_ready(
+    job: &Job<'_>,
+    stage: Stage,
+    load: &mut dyn FnMut(Stage) -> Result<Models, Error>,
+) -> Result<Option<Ready>, Error> {
+    Sweep::new(job).finish()?;
+    if job.stop.is_asked() || !is_pending(job, stage)? {
+        return Ok(None);
+    }
+    let before = Memory::now(job);
+    let models = load(stage)?;
+    Ok(Some(Ready { before, models, loaded: Memory::now(job) }))
+}
+
 /// How a process ends that threads hang in during the pass of `stage`: another pass would need them back.
 fn nothing_more(job: &Job<'_>, stage: Stage, result: Result<Summary, Error>) -> Result<Summary, Error> {
     let summary = result?;
-    settle(job)?;
+    Sweep::new(job).finish()?;
     for other in job.stages {
         // A limit leaves rows of the first stage for another run.
         let counts = job.config.limit.is_none() || *other as usize > stage as usize;
@@ -60,25 +80,21 @@ fn nothing_more(job: &Job<'_>, stage: Stage, result: Result<Summary, Error>) -> 
     Ok(summary)
 }
 
-/// Makes rows due, so that it can be told whether a stage has any before its model is loaded.
-fn settle(job: &Job<'_>) -> Result<(), Error> {
-    let mut after = Some(0);
-    while let Some(id) = after {
-        after = lock(job.db).settle_chunk(id, job.in_force, job.stale)?;
-    }
-    Ok(())
-}
-
 fn is_pending(job: &Job<'_>, stage: Stage) -> Result<bool, Error> {
-    let tally = lock(job.db).tally_in_scope()?;
-    let waiting = images_where(&tally, |standing| {
-        let state = match stage {
-            Stage::Detect => standing.detect,
-            Stage::Embed => standing.embed,
-        };
-        state == Some(State::Pending)
-    });
-    Ok(waiting > 0)
+    let scope = lock(job.db).scope();
+    let Some(scope) = scope else {
+        let tally = lock(job.db).tally()?;
+        return Ok(images_where(&tally, |standing| standing.state(stage) == Some(State::Pending)) > 0);
+    };
+    let mut span = Span::ALL;
+    while span.after < span.to && !job.stop.is_asked() {
+        let look = scope.pending(stage, span, 1)?;
+        if !look.ids.is_empty() {
+            return Ok(true);
+        }
+        span.after = look.to;
+    }
+    Ok(false)
 }
 
 /// Memory of the process at one moment.

@@ -59,6 +59,13 @@ pub(crate) fn database(rows: usize) -> (tempfile::TempDir, PathBuf, Db, Tokens, 
     (folder, path, db, Tokens::new(run), in_force)
 }
 
+/// Settles the rows of a small database. Returns how many.
+pub(crate) fn settle(db: &mut Db, in_force: InForce, stale: Stale) -> usize {
+    let Some(chunk) = db.misplaced(i64::MIN, in_force, stale).unwrap() else { return 0 };
+    db.settle(&chunk).unwrap();
+    chunk.ids.len()
+}
+
 #[test]
 fn pages_come_in_order_and_no_row_comes_twice() {
     let (_folder, path, mut db, mut tokens, _) = database(25);
@@ -154,7 +161,7 @@ fn a_region_that_did_not_change_keeps_its_id_and_its_vectors() {
     db.end_run(RunId(first_run), "complete", 0, 1, 0, None).unwrap();
     let (run, redo) = try_begin(&mut db, "d2", "e1").unwrap();
     let mut tokens = Tokens::new(run);
-    assert_eq!(db.settle_chunk(0, redo, Stale::Redo).unwrap(), Some(1));
+    assert_eq!(settle(&mut db, redo, Stale::Redo), 1);
     let claim = db.claim_page(&mut tokens, Stage::Detect, 0, 1).unwrap().remove(0);
     // The second is gone, a third is new, the first moved by less than a hundredth of a pixel.
     let regions = vec![region(0.004, None), region(90.0, None)];
@@ -274,7 +281,7 @@ fn rows_in_bulk_are_counted_like_single_ones() {
 fn rows_put_in_by_hand_are_found() {
     let (_folder, path, mut db, mut tokens, in_force) = database(0);
     Connection::open(&path).unwrap().execute("INSERT INTO images (path) VALUES ('/p/by-hand.jpg')", []).unwrap();
-    db.settle_chunk(0, in_force, Stale::Keep).unwrap();
+    settle(&mut db, in_force, Stale::Keep);
     assert_eq!(db.claim_page(&mut tokens, Stage::Detect, 0, 10).unwrap().len(), 1);
 }
 

@@ -292,3 +292,27 @@ fn the_limit_of_open_files_is_raised_as_far_as_is_allowed() {
     drop(add.child.stdin.take());
     assert_eq!(add.end().0, 0);
 }
+
+#[test]
+fn a_model_that_hangs_when_it_is_loaded_between_two_passes_is_left_within_the_bound() {
+    let (_folder, db, photos) = folder(3);
+    expect(&call(&["add", &db, &photos]), 0);
+    let args = ["run", &db, "--device", "cpu", "--staged", "--detector", MODELS[1]];
+    let run = Worker::start(croprow().args(args).args(["--embedder", "tests/data/models/hangs"]));
+    while states(&db, "detect_state = 'done'") < 3 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // It is silent for no longer than between two heartbeats: the database is not kept by whoever loads.
+    let beats = || number(Path::new(&db), "SELECT CAST(1000 * max(heartbeat_at) AS INTEGER) FROM runs");
+    let (began, first) = (Instant::now(), beats());
+    while beats() < first + 5_000 {
+        assert!(began.elapsed() < Duration::from_secs(60), "it fell silent");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let asked = run.signal(Signal::TERM);
+    let (code, said) = run.end();
+    assert!(asked.elapsed() < BOUND, "took {:?}: {said}", asked.elapsed());
+    assert_eq!(code, 143, "{said}");
+    assert_eq!(number(Path::new(&db), "SELECT count(*) FROM runs WHERE ended_how = 'stopped' AND exit_code = 143"), 1);
+    assert_sound(Path::new(&db));
+}

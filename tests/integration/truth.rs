@@ -15,6 +15,7 @@ use image::{Rgb, RgbImage};
 use rusqlite::Connection;
 
 use crate::cli::{call, expect, folder, run, runtime};
+use crate::database::settle;
 use crate::support::dump::{assert_sound, number};
 use crate::support::root;
 
@@ -59,7 +60,7 @@ fn rows_that_somebody_else_changed_are_not_held_against_the_run() {
     Connection::open(&path).unwrap().execute("DELETE FROM images WHERE id = 3", []).unwrap();
     assert_eq!(db.audit(&books, &deeds).unwrap(), Vec::<String>::new());
     // What the run itself holds and what the rows themselves say is looked at all the same.
-    db.settle_chunk(0, in_force, Stale::Keep).unwrap();
+    settle(&mut db, in_force, Stale::Keep);
     assert_eq!(db.claim_page(&mut Tokens::new(run), Stage::Embed, 0, 1).unwrap().len(), 1);
     assert_eq!(db.audit(&books, &deeds).unwrap(), ["1 rows are still marked as running"]);
 }
@@ -71,7 +72,7 @@ fn a_run_that_stands_still_is_told_by_status() {
     let embed = Some(StoredRecipe { body: "e", model_digest: "m", model_path: Path::new("/m") });
     let new = NewRun { device: "cpu", device_note: None, runtime: "fake", settings: "{}", detect: None, embed };
     let (run, in_force) = db.begin_run(&new).unwrap();
-    db.settle_chunk(0, in_force, Stale::Keep).unwrap();
+    settle(&mut db, in_force, Stale::Keep);
     db.claim_page(&mut Tokens::new(run), Stage::Embed, 0, 1).unwrap();
     db.heartbeat(run, &Sample::default(), &[]).unwrap();
     let status = || (expect(&call(&["status", &path]), 0), expect(&call(&["status", &path, "--json"]), 0));

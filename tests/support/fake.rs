@@ -39,6 +39,8 @@ use ndarray::{ArrayView3, Axis};
 pub struct Behaviour {
     /// Time that each call of a session takes.
     pub call: Duration,
+    /// Time that loading a model takes, where one is loaded after the other.
+    pub load: Duration,
     /// Calls with more images fail as a whole.
     pub largest_batch: Option<usize>,
     /// Every call fails.
@@ -220,6 +222,8 @@ pub struct Setup {
     pub detector: Option<&'static str>,
     pub embedder: Option<&'static str>,
     pub stale: Stale,
+    /// `--where`.
+    pub condition: Option<&'static str>,
     pub behaviour: Behaviour,
     pub selection: Selection,
     pub config: RunConfig,
@@ -241,6 +245,7 @@ impl Default for Setup {
             detector: Some("fake-detector-1"),
             embedder: Some("fake-embedder-1"),
             stale: Stale::Keep,
+            condition: None,
             behaviour: Behaviour::default(),
             selection: selection(0.3),
             config: RunConfig {
@@ -282,6 +287,7 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
     let mut db = Db::open(db)?;
     db.rescue_dead_runs()?;
     db.claim_only(setup.claims);
+    db.restrict(setup.condition)?;
     db.set_lease(setup.lease);
     let recipe = |name: &'static str| StoredRecipe { body: name, model_digest: name, model_path: Path::new(name) };
     let (detect, embed) = (setup.detector.map(recipe), setup.embedder.map(recipe));
@@ -340,7 +346,11 @@ pub fn run_until(db: &Path, setup: &Setup, stop: &Stop) -> Result<Summary, Error
         leave: &|result| panic!("the run left its process: {result:?}"),
     };
     let result = if config.staged {
-        run_staged(&job, &mut |stage| Ok(load(&[stage])), &|| {}, &|_| {})
+        let mut slowly = |stage| {
+            std::thread::sleep(setup.behaviour.load);
+            Ok(load(&[stage]))
+        };
+        run_staged(&job, &mut slowly, &|| {}, &|_| {})
     } else {
         pipeline::run(&job, load(&wanted))
     };

@@ -7,7 +7,7 @@ use rusqlite::Connection;
 
 use super::tame;
 use crate::cli::{call, expect, folder, run};
-use crate::support::dump::{assert_sound, dump, number};
+use crate::support::dump::{assert_sound, dump, number, text};
 
 /// Ten images, `n` of which have the tag `holiday`.
 fn tagged(n: usize) -> (tempfile::TempDir, String) {
@@ -119,4 +119,55 @@ fn a_condition_without_an_end_is_cut_short_and_nothing_was_begun() {
     assert!(said.contains("longer than 10 s"), "{said}");
     assert!(began.elapsed().as_secs() < 60);
     assert_eq!(states(&db, "detect_state = 'pending'"), 10);
+}
+
+/// All that is stored of the images without a tag, with the ids of their regions and vectors.
+fn untagged(db: &str) -> String {
+    text(
+        Path::new(db),
+        "SELECT group_concat(line, char(10)) FROM (
+             SELECT concat_ws('|', i.id, detect_state, detect_recipe_id, detect_attempts, embed_state, embed_recipe_id, done_at,
+                              r.id, r.x0, r.score, e.recipe_id, hex(e.vector)) AS line
+             FROM images i LEFT JOIN regions r ON r.image_id = i.id LEFT JOIN embeddings e ON e.region_id = r.id
+             WHERE tag IS NULL ORDER BY i.id, r.id, e.recipe_id)",
+    )
+}
+
+const HOLIDAY: [&str; 2] = ["--where", "tag = 'holiday'"];
+
+#[test]
+fn only_rows_of_the_condition_are_done_again_with_another_recipe() {
+    let (_folder, db) = tagged(4);
+    expect(&run(&db, &[]), 0);
+    let (before, other) = (untagged(&db), ["--candidate-floor", "0.1"]);
+    let said = expect(&run(&db, &[HOLIDAY, other].concat()), 1);
+    assert!(said.contains("4 of 4 finished rows were made by another recipe"), "{said}");
+    let said = expect(&run(&db, &[&HOLIDAY[..], &other, &["--stale", "redo"]].concat()), 0);
+    assert!(said.contains("detect and embed 4 images where tag") && said.contains("4 done, 0 failed"), "{said}");
+    assert_eq!(untagged(&db), before);
+    let anew = "SELECT count(DISTINCT detect_recipe_id) FROM images";
+    assert_eq!(number(Path::new(&db), anew), 2);
+    assert!(expect(&call(&["run", &db]), 0).contains("nothing is pending where tag = 'holiday'"));
+    // What was said of those rows was not said of all.
+    let said = expect(&call(&["run", &db, "--where", "none"]), 1);
+    assert!(said.contains("6 of 10 finished rows were made by another recipe"), "{said}");
+    assert_eq!(untagged(&db), before);
+    expect(&call(&["run", &db, "--where", "none", "--stale", "redo"]), 0);
+    assert_eq!(number(Path::new(&db), anew), 1);
+    assert_sound(Path::new(&db));
+}
+
+#[test]
+fn only_rows_of_the_condition_are_selected_again() {
+    let (_folder, db) = tagged(4);
+    expect(&run(&db, &["--box-threshold", "0.06"]), 0);
+    let before = untagged(&db);
+    let said = expect(&call(&["run", &db, "--box-threshold", "0.5", HOLIDAY[0], HOLIDAY[1]]), 1);
+    assert!(said.contains("4 of 4 finished rows") && said.contains("(4 from their stored candidates"), "{said}");
+    let said = expect(&call(&["run", &db, "--box-threshold", "0.5", "--stale", "redo", HOLIDAY[0], HOLIDAY[1]]), 0);
+    assert!(said.contains("4 images selected again") && said.contains("nothing is pending where tag"), "{said}");
+    assert_eq!(untagged(&db), before);
+    assert_eq!(states(&db, "tag = 'holiday' AND id IN (SELECT image_id FROM regions WHERE score < 0.5)"), 0);
+    assert!(states(&db, "tag IS NULL AND id IN (SELECT image_id FROM regions WHERE score < 0.5)") > 0);
+    assert_sound(Path::new(&db));
 }
