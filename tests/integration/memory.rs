@@ -90,7 +90,8 @@ fn a_process_without_memory_for_its_batch_takes_a_smaller_one_and_remembers_it()
     let folder = tempfile::tempdir().unwrap();
     let (db, pictures) = (folder.path().join("photos.db"), folder.path().join("photos"));
     fs::create_dir(&pictures).unwrap();
-    for i in 0..48 {
+    // One batch: whatever is decoded is decoded before memory is short, so that nothing but the runtime asks for it then.
+    for i in 0..16 {
         picture(i, 200, 150).save(pictures.join(format!("{i}.png"))).unwrap();
     }
     let db = db.to_str().unwrap();
@@ -107,7 +108,7 @@ fn a_process_without_memory_for_its_batch_takes_a_smaller_one_and_remembers_it()
         format!("-v run {db} --detector {} --device cpu --threads 2 --memory 256MiB --batch 16", detector.display());
     let said = expect(&limited(LIMIT_KIB, &args), 0);
     assert!(said.contains("no memory for a batch of 16, trying halves"), "{said}");
-    assert_eq!(number(Path::new(db), "SELECT count(*) FROM images WHERE detect_state = 'done'"), 48);
+    assert_eq!(number(Path::new(db), "SELECT count(*) FROM images WHERE detect_state = 'done'"), 16);
     let learnt = number(Path::new(db), "SELECT images FROM batch_sizes WHERE shape = '416x416'");
     assert!((1..16).contains(&learnt), "{learnt}");
     assert_sound(Path::new(db));
