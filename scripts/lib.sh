@@ -170,6 +170,9 @@ require_build_tools() {
 build_release() {
     local binary=$PROJECT_DIR/target/release/croprow
     if [[ -x $binary ]]; then
+        if [[ -n $(find "$PROJECT_DIR"/{src,migrations,Cargo.toml,Cargo.lock} -newer "$binary" -print -quit) ]]; then
+            say "building croprow again: its sources are newer"
+        fi
         (cd "$PROJECT_DIR" && cargo build --release --locked --quiet) || die "the build failed"
     else
         say "building croprow: about 150 crates, 3 to 10 minutes on two cores the first time"

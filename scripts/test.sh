@@ -7,6 +7,7 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$PROJECT_DIR"
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,5s/^# \{0,1\}//p' "$0" && exit 0; }
 
 require_build_tools
 scripts/fetch-runtime.sh >/dev/null

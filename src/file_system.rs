@@ -45,6 +45,11 @@ const KINDS: [(u32, &str, Reach); 32] = [
     (0x7c7c_6673, "prl_fs", Reach::Network),
 ];
 
+/// True for a folder that has nothing in it: what is left of a disk that is not mounted.
+pub fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
+}
+
 /// Who may change files of a file system behind the kernel's back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {

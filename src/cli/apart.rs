@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use croprow::db::Db;
 use croprow::db::suspects::Claims;
 use croprow::error::Error;
-use croprow::pipeline::apart;
+use croprow::pipeline::apart::{self, Ended};
 use jiff::ZonedDateTime;
 
 use super::{say, signals, until};
@@ -30,13 +30,21 @@ pub(super) fn claims() -> Claims {
 }
 
 /// Works on suspects in child processes, until there are none or `until` has come. Returns an exit code that one of them
-/// ended with, where it holds for this process too.
+/// ended with, where it holds for this process too. Says how it went, and adds to `all` what they ended.
 ///
 /// # Errors
 /// Those of [`apart::clear`].
-pub(super) fn clear(db: &mut Db, until: Option<&ZonedDateTime>) -> Result<Option<u8>, Error> {
-    let is_over = || until.is_some_and(until::has_come);
-    let result = apart::clear(db, &mut |claims| start(claims, until), &is_over, &say);
+pub(super) fn clear(db: &mut Db, until: Option<&ZonedDateTime>, all: &mut Ended) -> Result<Option<u8>, Error> {
+    let mut ended = Ended::default();
+    let is_over = || until.is_some_and(until::has_come) || signals::passed_on().is_some();
+    if let Some(until) = until {
+        signals::end_child_after(until.timestamp())?;
+    }
+    let result = apart::clear(db, &mut |claims| start(claims, until), &is_over, &say, &mut ended);
+    if ended.rows() > 0 {
+        say(&format!("of those {} done, {} failed", ended.done, ended.failed));
+    }
+    *all += ended;
     signals::pass_on_to(None);
     // Whatever became of the child: who stopped this process wanted all of it to stop.
     match signals::passed_on() {

@@ -4,17 +4,22 @@ use croprow::config::Stale;
 use croprow::db::Db;
 use croprow::db::books::{Books, Deeds};
 use croprow::db::claim::RunId;
-use croprow::db::due::{InForce, Standing, Tally};
+use croprow::db::due::{InForce, Standing, Tally, images_where};
 use croprow::error::Error;
 use croprow::pipeline::Summary;
+use croprow::pipeline::apart::Ended;
 use croprow::pipeline::measure::Instruments;
 use croprow::pipeline::progress::Progress;
 use croprow::pipeline::stop::{Cause, Stop};
 use croprow::row::State;
 use serde_json::{Value, json};
 
+use super::plan::is_pending;
 use super::status::duration;
 use super::{print_json, say, signals};
+
+/// What is said with the exit code 2.
+pub(super) const FAILED_REMAIN: &str = "failed rows remain: croprow status DB counts them, the view failures lists them, croprow retry DB brings them back";
 
 /// A run that is over.
 pub(super) struct Ending<'a> {
@@ -24,6 +29,10 @@ pub(super) struct Ending<'a> {
     pub(super) stop: &'a Stop,
     /// Words for the moment that `--until` names.
     pub(super) until: Option<String>,
+    /// What child processes ended before.
+    pub(super) apart: Ended,
+    /// `--limit`.
+    pub(super) limit: Option<u64>,
     pub(super) json: bool,
     pub(super) in_force: InForce,
     pub(super) stale: Stale,
@@ -35,11 +44,12 @@ impl Ending<'_> {
     /// Closes the run's row, says how it went, and finds the exit code. `told` is what was measured.
     pub(super) fn end(&self, db: &mut Db, result: Result<Summary, Error>, mut told: Value) -> Result<u8, Error> {
         let result = result.and_then(|summary| self.audit(db).map(|()| summary));
+        let tally = if result.is_ok() { db.tally_in_scope()? } else { Tally::new() };
         let (how, stopped_by, code) = match (&result, self.stop.cause()) {
             (Err(error), _) => ("error", None, error.exit_code()),
-            (Ok(_), None) => ("complete", None, exit_code_of(&db.tally_in_scope()?)),
+            (Ok(_), None) => ("complete", None, exit_code_of(&tally)),
             (Ok(_), Some(Cause::Signal(signal))) => ("stopped", Some("signal"), signals::exit_code(*signal)),
-            (Ok(_), Some(Cause::Until)) => ("stopped", Some("until"), exit_code_of(&db.tally_in_scope()?)),
+            (Ok(_), Some(Cause::Until)) => ("stopped", Some("until"), exit_code_of(&tally)),
             (Ok(_), Some(Cause::Fault { exit_code, .. })) => ("error", None, *exit_code),
         };
         let summary = self.progress.summary();
@@ -47,6 +57,17 @@ impl Ending<'_> {
         for (key, value) in [("done", done), ("failed", failed), ("dropped", dropped), ("released", released)] {
             told[key] = value.into();
         }
+        if self.apart.rows() > 0 {
+            (told["done"], told["failed"]) = ((done + self.apart.done).into(), (failed + self.apart.failed).into());
+        }
+        // Beyond a limit, or put in or brought back while the run was ending.
+        let pending = if how == "complete" {
+            images_where(&tally, |from| is_pending(from.settled(self.in_force, self.stale)))
+        } else {
+            0
+        };
+        told["pending"] = pending.into();
+        let stopped_by = stopped_by.or((pending > 0 && self.limit.is_some()).then_some("limit"));
         (told["ended"], told["exit_code"], told["stopped_by"]) = (how.into(), code.into(), stopped_by.into());
         self.instruments.write(&json!({ "summary": told }));
         let stored = db.end_run(self.run, how, code, done, failed, Some(&told.to_string()));
@@ -82,6 +103,13 @@ impl Ending<'_> {
         if let (Some(limit), true, true) = (told["limit"].as_str(), done + failed > 0, code != 3) {
             say(limit);
         }
+        match (told["pending"].as_u64(), stopped_by) {
+            (None | Some(0), _) => {}
+            (Some(left), Some("limit")) => say(&format!("that was the --limit; pending: {left}")),
+            (Some(left), _) => {
+                say(&format!("pending since this run came to its end: {left}; the same command goes on"))
+            }
+        }
         if dropped > 0 {
             say(&format!(
                 "{dropped} results were dropped: their rows were changed or taken by another worker meanwhile"
@@ -91,9 +119,7 @@ impl Ending<'_> {
             say(&format!("{released} rows in flight are pending again"));
         }
         if code == 2 {
-            say(
-                "failed rows remain: croprow status DB counts them, the view failures lists them, croprow retry DB brings them back",
-            );
+            say(FAILED_REMAIN);
         }
     }
 }

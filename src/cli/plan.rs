@@ -109,7 +109,7 @@ impl Plan {
     }
 }
 
-fn is_pending(standing: Standing) -> bool {
+pub(super) fn is_pending(standing: Standing) -> bool {
     [standing.detect, standing.embed].contains(&Some(State::Pending))
 }
 

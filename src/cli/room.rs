@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use croprow::db::Db;
 use croprow::error::Error;
-use croprow::file_system::{Bytes, FileSystem};
+use croprow::file_system::{Bytes, FileSystem, is_empty};
 use croprow::printable;
 
 use super::say;
@@ -27,14 +27,15 @@ pub(crate) fn tell_where_short(db: &Db, crops: Option<&Path>) {
 /// A folder of crops that was there is not made again: its disk is not mounted, and another would fill up.
 ///
 /// # Errors
-/// It is not there, and rows name crops.
+/// It is not there or empty, and rows name crops.
 pub(crate) fn check_crops(db: &Db, folder: &Path) -> Result<(), Error> {
-    if folder.exists() || !db.crop_folders()?.iter().any(|known| known == folder) || !db.has_crops()? {
+    let is_there = folder.exists() && !is_empty(folder);
+    if is_there || !db.crop_folders()?.iter().any(|known| known == folder) || !db.has_crops()? {
         return Ok(());
     }
     Err(Error::StartUp(format!(
-        "--crops {}: crops of finished images are in it, and it is not there; bring its disk back, name another folder, or make \
-         this one where they are gone for good",
+        "--crops {}: crops of finished images were in it, and it is not there or empty; bring its disk back, or name another \
+         folder; where they are gone for good, make this one with any file in it",
         printable::path(folder)
     )))
 }

@@ -14,7 +14,7 @@ use croprow::error::Error;
 use croprow::model::library::Runtime;
 use croprow::model::placing::Placing;
 use croprow::model::{self, ModelKind, Models};
-use croprow::pipeline::apart::Word;
+use croprow::pipeline::apart::{Ended, Word};
 use croprow::pipeline::cores::Cores;
 use croprow::pipeline::crop_file::prepare_folder;
 use croprow::pipeline::learn::{BatchOwner, Learning};
@@ -29,7 +29,7 @@ use croprow::row::Stage;
 use jiff::ZonedDateTime;
 use serde_json::{Value, json};
 
-use super::ending::{Ending, exit_code_of};
+use super::ending::{Ending, FAILED_REMAIN, exit_code_of};
 use super::plan::{Plan, check_prompts, describe_start};
 use super::rescue::rescue;
 use super::run_args::RunArgs;
@@ -44,9 +44,10 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
     if claims != Claims::Ordinary {
         hush();
         let args = RunArgs { limit: None, json: false, metrics: None, ..args };
-        return work(&args, true, claims, until::handed_down().as_ref());
+        return work(&args, true, claims, until::handed_down().as_ref(), Ended::default());
     }
     let until = args.until.map(|until| until.after(&ZonedDateTime::now())).transpose()?;
+    let mut apart = Ended::default();
     loop {
         let mut db = Db::open_with(&args.db, opening())?;
         restrict(&args, &mut db)?;
@@ -55,15 +56,15 @@ pub(crate) fn run(args: RunArgs, quiet: bool) -> Result<u8, Error> {
         // wanted any more.
         let plan = if db.suspects()?.is_empty() { None } else { Some(Plan::make(&args, &mut db)?) };
         if let Some(plan) = plan.filter(|plan| plan.waiting > 0) {
-            if let Some(code) = apart::clear(&mut db, until.as_ref())? {
+            if let Some(code) = apart::clear(&mut db, until.as_ref(), &mut apart)? {
                 return Ok(code);
             }
             if let Some(until) = until.as_ref().filter(|until| until::has_come(until)) {
-                return stopped_early(&mut db, &plan, until, args.json);
+                return stopped_early(&mut db, &plan, until, apart, args.json);
             }
         }
         drop(db);
-        let code = work(&args, quiet, claims, until.as_ref())?;
+        let code = work(&args, quiet, claims, until.as_ref(), apart)?;
         let is_over = until.as_ref().is_some_and(until::has_come);
         let is_complete = matches!(code, 0 | 2) && args.limit.is_none() && !is_over;
         if !is_complete || !has_suspects(&args)? {
@@ -78,7 +79,8 @@ fn has_suspects(args: &RunArgs) -> Result<bool, Error> {
     Ok(!db.suspects()?.is_empty() && Plan::make(args, &mut db)?.waiting > 0)
 }
 
-fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTime>) -> Result<u8, Error> {
+/// `apart` is what child processes ended before.
+fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTime>, apart: Ended) -> Result<u8, Error> {
     let mut db = Db::open_with(&args.db, opening())?;
     restrict(args, &mut db)?;
     db.claim_only(claims);
@@ -89,9 +91,11 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTim
         say(&select::describe(done, began.elapsed()));
         plan = Plan::make(args, &mut db)?;
     }
-    if plan.waiting == 0 {
+    // Rows in another worker's hands are waited for: it may die.
+    let others = claims == Claims::Ordinary && !db.holders(NO_RUN, &Stage::ALL)?.is_empty();
+    if plan.waiting == 0 && !others {
         plan.remember_idle(args, &mut db)?;
-        return finish_idle(&db, &plan, args.json);
+        return finish_idle(&db, &plan, apart, args.json);
     }
     db.set_synchronous(plan.settings.synchronous)?;
     if let Some(folder) = &plan.config.crops {
@@ -109,6 +113,7 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTim
     let db = Arc::new(Mutex::new(db));
     let loaded = if staged { None } else { Some(loader.load(&db, &ALL_MODELS)?) };
     say(&describe_start(&plan, &placing, staged, until));
+    let measured = Measured::begin(&plan.config, &placing)?;
     let (run_id, in_force) = lock(&db).begin_run(&NewRun {
         device: &placing.device.word,
         device_note: placing.device.note.as_deref(),
@@ -120,7 +125,6 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTim
     let books = lock(&db).open_books()?;
     let learnt = Learning::read(&lock(&db), loader.owners())?;
     let stop = Arc::new(Stop::default());
-    let measured = Measured::begin(&plan.config, &placing)?;
     let (held, asked, progress) = (Arc::clone(&db), Arc::clone(&stop), Arc::clone(&measured.progress));
     signals::hand_to(Running { stop: asked, db: held, run: run_id, progress })?;
     if let Some(until) = until {
@@ -133,6 +137,8 @@ fn work(args: &RunArgs, quiet: bool, claims: Claims, until: Option<&ZonedDateTim
         instruments: &measured.instruments,
         stop,
         until: until.map(until::words),
+        apart,
+        limit: args.limit,
         json: args.json,
         in_force,
         stale: plan.stale,
@@ -153,6 +159,9 @@ fn restrict(args: &RunArgs, db: &mut Db) -> Result<(), Error> {
 
 /// Said before a GPU opens a model: kernels that were built for an older one are translated then, once.
 const PREPARING: &str = "preparing the models; on a GPU that is newer than its libraries this takes minutes at first";
+
+/// No run has this id: all that hold rows are others.
+const NO_RUN: RunId = RunId(0);
 
 /// Both, for a run that is not staged.
 const ALL_MODELS: [ModelKind; 2] = [ModelKind::Detector, ModelKind::Embedder];
@@ -340,34 +349,40 @@ impl Measured {
 }
 
 /// The time of `--until` came while suspects were worked on.
-fn stopped_early(db: &mut Db, plan: &Plan, until: &ZonedDateTime, json: bool) -> Result<u8, Error> {
-    say(&format!(
-        "stopped at {} (--until): {} images that may have killed a worker wait, and what is pending beside them",
-        until::words(until),
-        db.suspects()?.len()
-    ));
-    tell_of_no_work(db, plan, ("stopped", Some("until")), json)
+fn stopped_early(db: &mut Db, plan: &Plan, until: &ZonedDateTime, apart: Ended, json: bool) -> Result<u8, Error> {
+    let suspects = match db.suspects()?.len() {
+        0 => String::new(),
+        images => format!("{images} images that may have killed a worker wait, and "),
+    };
+    say(&format!("stopped at {} (--until): {suspects}what was pending beside them waits", until::words(until)));
+    tell_of_no_work(db, plan, ("stopped", Some("until")), apart, json)
 }
 
-fn finish_idle(db: &Db, plan: &Plan, json: bool) -> Result<u8, Error> {
+fn finish_idle(db: &Db, plan: &Plan, apart: Ended, json: bool) -> Result<u8, Error> {
     let images: u64 = db.tally()?.iter().map(|(_, n)| n).sum();
     say(&format!("nothing is pending{} ({images} images in the database)", plan.scope()));
+    if db.is_restricted() {
+        say("the condition of --where is remembered; --where none lifts it");
+    }
     if plan.kept > 0 {
         let kept = plan.kept;
         say(&format!("{kept} of them were made by another recipe and stay as they are; --stale redo does them again"));
     }
-    tell_of_no_work(db, plan, ("complete", None), json)
+    tell_of_no_work(db, plan, ("complete", None), apart, json)
 }
 
 /// The summary of a run that this process did nothing in itself.
-fn tell_of_no_work(db: &Db, plan: &Plan, how: (&str, Option<&str>), json: bool) -> Result<u8, Error> {
+fn tell_of_no_work(db: &Db, plan: &Plan, how: (&str, Option<&str>), apart: Ended, json: bool) -> Result<u8, Error> {
     let code = exit_code_of(&db.tally_in_scope()?);
     let (ended, stopped_by) = how;
     let told = json!({
         "ended": ended, "stopped_by": stopped_by, "exit_code": code,
-        "done": 0, "failed": 0, "dropped": 0, "released": 0, "seconds": 0.0,
+        "done": apart.done, "failed": apart.failed, "dropped": 0, "released": 0, "seconds": 0.0,
     });
     Instruments::new(None, plan.config.metrics.as_deref())?.write(&json!({ "summary": told }));
+    if code == 2 {
+        say(FAILED_REMAIN);
+    }
     if json {
         print_json(&told)?;
     }

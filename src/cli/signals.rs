@@ -12,6 +12,7 @@ use croprow::db::claim::RunId;
 use croprow::error::Error;
 use croprow::pipeline::progress::Progress;
 use croprow::pipeline::stop::{Cause, Stop};
+use jiff::Timestamp;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -47,6 +48,41 @@ fn running() -> MutexGuard<'static, Option<Arc<Running>>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn child() -> Option<Pid> {
+    Pid::from_raw(CHILD.load(Ordering::SeqCst))
+}
+
+/// The first signal asks the child; the second, or the end of its time, ends it: it may hang in a file, or be stopped itself.
+fn pass_on(child: Pid, signal: i32) {
+    if PASSED_ON.swap(signal, Ordering::SeqCst) != 0 {
+        let _ = kill_process(child, Signal::KILL);
+        return;
+    }
+    let _ = Signal::from_named_raw(signal).map(|signal| kill_process(child, signal));
+    let _ = spawn("child watchdog", || {
+        std::thread::sleep(STOP_LIMIT + LOOK);
+        if let Some(child) = self::child() {
+            let _ = kill_process(child, Signal::KILL);
+        }
+    });
+}
+
+/// A child that is there so long after that moment is ended, whatever it hangs in.
+///
+/// # Errors
+/// The system gives no thread.
+pub(crate) fn end_child_after(moment: Timestamp) -> Result<(), Error> {
+    spawn("child watchdog", move || {
+        let end = moment + STOP_LIMIT + LOOK;
+        while Timestamp::now() < end {
+            std::thread::sleep(LOOK);
+        }
+        if let Some(child) = child() {
+            let _ = kill_process(child, Signal::KILL);
+        }
+    })
+}
+
 /// Signals go to this child from now on, or to nobody.
 pub(crate) fn pass_on_to(child: Option<u32>) {
     CHILD.store(child.and_then(|id| i32::try_from(id).ok()).unwrap_or(0), Ordering::SeqCst);
@@ -76,9 +112,8 @@ pub(crate) fn listen() -> Result<(), Error> {
         .map_err(|e| Error::StartUp(format!("cannot listen for signals: {e}")))?;
     spawn("signals", move || {
         for signal in signals.forever() {
-            if let Some(child) = Pid::from_raw(CHILD.load(Ordering::SeqCst)) {
-                PASSED_ON.store(signal, Ordering::SeqCst);
-                let _ = Signal::from_named_raw(signal).map(|signal| kill_process(child, signal));
+            if let Some(child) = child() {
+                pass_on(child, signal);
                 continue;
             }
             match running().as_deref() {

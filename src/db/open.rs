@@ -47,12 +47,13 @@ pub struct Opening {
 /// The process's one write connection.
 #[derive(Debug)]
 pub struct Db {
+    /// Which images this process works on; all where there is none. Closed first: the last connection to go clears the log
+    /// away, and this one can only read.
+    pub(super) scope: Option<Arc<Scope>>,
     pub(super) conn: Connection,
     path: PathBuf,
     /// The file as it was opened.
     file: FileId,
-    /// Which images this process works on; all where there is none.
-    pub(super) scope: Option<Arc<Scope>>,
     pub(super) claims: Claims,
     pub(super) lease: Duration,
     pub(super) heartbeats: Heartbeats,

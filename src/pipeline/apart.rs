@@ -38,8 +38,10 @@ const SIGTERM: i32 = 15;
 pub enum Word {
     /// It is about to be looked at.
     Begins(ImageId),
-    /// Its outcome is stored.
-    Ended(ImageId),
+    /// It is stored as done.
+    Done(ImageId),
+    /// It is stored as failed.
+    Failed(ImageId),
 }
 
 impl Word {
@@ -47,7 +49,8 @@ impl Word {
     pub fn say(self) {
         let line = match self {
             Self::Begins(id) => format!("begins {id}\n"),
-            Self::Ended(id) => format!("ended {id}\n"),
+            Self::Done(id) => format!("done {id}\n"),
+            Self::Failed(id) => format!("failed {id}\n"),
         };
         let mut out = io::stdout().lock();
         let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
@@ -58,7 +61,8 @@ impl Word {
         let id = ImageId(id.parse().ok()?);
         match word {
             "begins" => Some(Self::Begins(id)),
-            "ended" => Some(Self::Ended(id)),
+            "done" => Some(Self::Done(id)),
+            "failed" => Some(Self::Failed(id)),
             _ => None,
         }
     }
@@ -77,12 +81,35 @@ struct End {
     /// Rows it had begun with and not ended.
     in_its_hands: Vec<ImageId>,
     /// Rows it ended.
-    ended: usize,
+    ended: Ended,
 }
 
-/// Works on suspects in child processes, until there are none or `is_over`. `start` starts one that claims as told, with its
+/// Rows that children ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Rows.
+    pub done: u64,
+    /// Rows, those set aside among them.
+    pub failed: u64,
+}
+
+impl Ended {
+    /// All of them.
+    pub const fn rows(self) -> u64 {
+        self.done + self.failed
+    }
+}
+
+impl std::ops::AddAssign for Ended {
+    fn add_assign(&mut self, other: Self) {
+        self.done += other.done;
+        self.failed += other.failed;
+    }
+}
+
+/// Works on suspects in child processes, until there are none or `is_over`, after which no death is judged. `start` starts one that claims as told, with its
 /// standard output piped; `tell` gets lines for the user. Returns an exit code where a child ended with one that holds
-/// for this process too.
+/// for this process too. Adds to `all` what they ended.
 ///
 /// # Errors
 /// A child cannot be started, or dies before it has begun with a row. Those of the database.
@@ -91,6 +118,7 @@ pub fn clear(
     start: &mut dyn FnMut(Claims) -> io::Result<Child>,
     is_over: &dyn Fn() -> bool,
     tell: &dyn Fn(&str),
+    all: &mut Ended,
 ) -> Result<Option<u8>, Error> {
     let mut fruitless = 0;
     let mut suspects = db.suspects()?;
@@ -103,9 +131,15 @@ pub fn clear(
             .and_then(watch)
             .map_err(|e| Error::System(format!("cannot start a process for suspects: {e}")))?;
         db.rescue_dead_runs()?;
+        *all += end.ended;
+        let ended = end.ended.rows();
+        if is_over() {
+            // Whatever it died of may have been the stop.
+            return Ok(None);
+        }
         match (end.status.code(), end.status.signal()) {
             (Some(0 | 2), _) => {
-                fruitless = if end.ended == 0 { fruitless + 1 } else { 0 };
+                fruitless = if ended == 0 { fruitless + 1 } else { 0 };
                 if fruitless == FRUITLESS_MOST {
                     return Err(Error::System(format!(
                         "{} images that may have killed a worker stay pending, and a process of their own does none of them; the \
@@ -115,12 +149,15 @@ pub fn clear(
                 }
             }
             // It ended rows that are none of the suspects' any more, so this comes to an end, too.
-            (Some(AGAIN), _) if end.ended > 0 => fruitless = 0,
+            (Some(AGAIN), _) if ended > 0 => fruitless = 0,
             (Some(code), _) => return Ok(Some(u8::try_from(code).unwrap_or(3))),
             (None, Some(signal @ (SIGHUP | SIGINT | SIGTERM))) => {
                 return Ok(Some(if signal == SIGINT { 130 } else { 143 }));
             }
-            (None, signal) => died(db, claims, &suspects, &end.in_its_hands, signal.unwrap_or_default(), tell)?,
+            (None, signal) => {
+                let is_set_aside = died(db, claims, &suspects, &end.in_its_hands, signal.unwrap_or_default(), tell)?;
+                all.failed += u64::from(is_set_aside);
+            }
         }
         suspects = db.suspects()?;
     }
@@ -138,7 +175,7 @@ fn announce(suspects: &[Suspect]) -> String {
     )
 }
 
-/// What follows from the death of a child.
+/// What follows from the death of a child. True where a row was set aside for it.
 fn died(
     db: &mut Db,
     claims: Claims,
@@ -146,7 +183,7 @@ fn died(
     in_its_hands: &[ImageId],
     signal: i32,
     tell: &dyn Fn(&str),
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let name = |id: &ImageId| {
         suspects.iter().find(|s| s.id == *id).map_or_else(|| format!("image {id}"), |s| printable::path(&s.path))
     };
@@ -172,6 +209,7 @@ fn died(
                     "{}: set aside as killed_worker; `croprow retry --code killed_worker` brings it back",
                     name(id)
                 ));
+                return Ok(true);
             }
         }
         (_, several) => {
@@ -182,22 +220,26 @@ fn died(
             db.suspect_alone(several)?;
         }
     }
-    Ok(())
+    Ok(false)
 }
 
 /// Listens to a child until it is gone.
 fn watch(mut child: Child) -> io::Result<End> {
     let mut hands = BTreeSet::new();
-    let mut ended = 0;
+    let mut ended = Ended::default();
     if let Some(out) = child.stdout.take() {
         for line in BufReader::new(out).lines() {
             match line.ok().as_deref().and_then(Word::parse) {
                 Some(Word::Begins(id)) => {
                     hands.insert(id);
                 }
-                Some(Word::Ended(id)) => {
+                Some(Word::Done(id)) => {
                     hands.remove(&id);
-                    ended += 1;
+                    ended.done += 1;
+                }
+                Some(Word::Failed(id)) => {
+                    hands.remove(&id);
+                    ended.failed += 1;
                 }
                 None => {}
             }
@@ -213,7 +255,8 @@ mod tests {
     #[test]
     fn words_are_understood_and_nothing_else_is() {
         assert_eq!(Word::parse("begins 12"), Some(Word::Begins(ImageId(12))));
-        assert_eq!(Word::parse("ended -3"), Some(Word::Ended(ImageId(-3))));
-        assert_eq!((Word::parse("ended"), Word::parse("ends 1"), Word::parse("begins x")), (None, None, None));
+        assert_eq!(Word::parse("done -3"), Some(Word::Done(ImageId(-3))));
+        assert_eq!(Word::parse("failed 4"), Some(Word::Failed(ImageId(4))));
+        assert_eq!((Word::parse("done"), Word::parse("ends 1"), Word::parse("begins x")), (None, None, None));
     }
 }

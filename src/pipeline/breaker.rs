@@ -18,6 +18,7 @@ use super::message::Refused;
 use super::seen_folders::SeenFolders;
 use super::stop::{Cause, Stop};
 use crate::error::Error;
+use crate::file_system::is_empty;
 use crate::pixels::header::Probed;
 use crate::pixels::patience::is_shortage;
 use crate::printable;
@@ -135,9 +136,10 @@ fn uppermost_gone(folder: &Path) -> PathBuf {
     folder.ancestors().take_while(|above| is_gone(above)).last().unwrap_or(folder).to_owned()
 }
 
-/// True for a folder that cannot be looked at. A path that names none is in the current folder.
+/// True for a folder that cannot be looked at, or has nothing in it: what a disk leaves that is not mounted. A path that names
+/// none is in the current folder.
 fn is_gone(folder: &Path) -> bool {
-    !folder.as_os_str().is_empty() && folder.metadata().is_err()
+    !folder.as_os_str().is_empty() && (folder.metadata().is_err() || is_empty(folder))
 }
 
 /// Holds outcomes back that may not be their rows' fault. Belongs to the one thread that stores outcomes.

@@ -140,7 +140,10 @@ fn store(job: &Job<'_>, desk: &Desk<'_>, batch: &mut Vec<Finished>) -> Result<()
     Progress::add(&progress.embedded, committed.embedded);
     Progress::add(&progress.dropped, committed.dropped);
     desk.settle(batch);
-    batch.iter().for_each(|finished| job.tell(Word::Ended(finished.id)));
+    for finished in batch.iter() {
+        let has_failed = finished.outcome.error().is_some();
+        job.tell(if has_failed { Word::Failed(finished.id) } else { Word::Done(finished.id) });
+    }
     // Last: `read` takes it as the sign that nothing is in flight.
     Progress::add(&progress.ended, batch.len() as u64);
     if committed.dropped > 0 {

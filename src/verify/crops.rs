@@ -12,6 +12,7 @@ use crate::config::{DecodeConfig, MAX_PIXELS_DEFAULT};
 use crate::db::Db;
 use crate::db::verify::{StoredImage, StoredRegion};
 use crate::error::Error;
+use crate::file_system::is_empty;
 use crate::geometry::{BoxPx, Scale, Size};
 use crate::pipeline::crop_file::{image_of, is_left_over};
 use crate::pixels::decode::decode;
@@ -66,7 +67,8 @@ fn not_told(folder: &Path, path: &Path, error: &io::Error) -> Option<Wrong> {
         return Some((Damage::CropUnreadable, format!("{}: {error}", printable::path(path))));
     }
     let reason = match folder.metadata() {
-        Ok(metadata) if metadata.is_dir() => return None,
+        Ok(metadata) if metadata.is_dir() && !is_empty(folder) => return None,
+        Ok(metadata) if metadata.is_dir() => "it is empty".to_owned(),
         Ok(_) => "not a folder".to_owned(),
         Err(e) => e.to_string(),
     };
@@ -212,9 +214,11 @@ mod tests {
         fs::write(at("full/ab/1-ab.jpg"), "x").unwrap();
         fs::write(at("file"), "x").unwrap();
         symlink("loop", at("loop")).unwrap();
-        assert_eq!(find(&["empty"]), Err(Damage::CropMissing));
-        assert_eq!(find(&["empty", "gone"]), Err(Damage::CropFolder));
-        assert_eq!(find(&["gone", "empty"]), Err(Damage::CropFolder));
+        fs::create_dir_all(at("other/cd")).unwrap();
+        assert_eq!(find(&["other"]), Err(Damage::CropMissing));
+        assert_eq!(find(&["empty"]), Err(Damage::CropFolder), "what a disk leaves that is not mounted");
+        assert_eq!(find(&["other", "gone"]), Err(Damage::CropFolder));
+        assert_eq!(find(&["gone", "other"]), Err(Damage::CropFolder));
         assert_eq!(find(&["file"]), Err(Damage::CropFolder));
         assert_eq!(find(&["gone", "full"]), Ok(at("full/ab/1-ab.jpg")), "an old folder that is not wanted any more");
         // As any error but "not there": no permission, a failing disk.

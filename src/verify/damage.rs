@@ -164,7 +164,7 @@ impl Damage {
             Self::RegionScore => "scores are not 0 to 1",
             Self::RegionTwice => "the same box and label twice in an image",
             Self::CropName => "crops have names that croprow does not give",
-            Self::CropFolder => "crop files are in a folder that is not there, and were not looked at",
+            Self::CropFolder => "crop files are in a folder that is not there or empty, and were not looked at",
             Self::CropMissing => "crop files are missing",
             Self::CropUnreadable => "crop files are there and cannot be read",
             Self::CropEmpty => "crop files are empty",
@@ -205,7 +205,7 @@ impl Damage {
             }
             Self::CropFolder => {
                 "bring its disk back, or name where it is now with --crops DIR; --repair leaves them alone; where they are gone for \
-                 good, make an empty folder of that name"
+                 good, make that folder with any file in it"
             }
             Self::CropUnreadable => "mend the disk, or its permissions, and verify again; --repair leaves them alone",
             Self::CropOrphan => {

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::cli::{EMBEDDER, call, croprow, expect};
 use crate::support::dump::{assert_sound, number};
@@ -41,6 +42,7 @@ fn a_photo_that_kills_the_program_is_named_and_set_aside_and_can_be_brought_back
     let second = run(&db).env("CROPROW_POISON", "poison").output().unwrap();
     let said = expect(&second, 2);
     assert!(said.contains("were in the hands of a worker when it died"), "{said}");
+    assert!(said.contains("1 failed") && said.contains("failed rows remain"), "{said}");
     assert!(said.contains("poison.png: set aside as killed_worker"), "{said}");
     assert_eq!(number(&db, "SELECT count(*) FROM images WHERE embed_state = 'done'"), 59);
     assert_eq!(number(&db, "SELECT count(*) FROM failures WHERE code = 'killed_worker'"), 1);
@@ -103,4 +105,52 @@ fn suspects_that_wait_for_a_model_that_is_not_wanted_any_more_hold_nothing_up() 
     assert_eq!(number(&db, "SELECT count(*) FROM images WHERE embed_state = 'done'"), 12);
     assert_eq!(number(&db, "SELECT count(*) FROM suspects"), 0);
     assert_sound(&db);
+}
+
+#[test]
+fn a_process_for_suspects_that_does_not_answer_is_ended_by_the_second_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = died(folder.path(), 20);
+    let mut parent = run(&db).env("CROPROW_STOP_AT", "decode.begun").stderr(Stdio::null()).spawn().unwrap();
+    wait_for(&db, "SELECT count(*) FROM images WHERE token IS NOT NULL");
+    let signal = || assert!(Command::new("kill").args(["-INT", &parent.id().to_string()]).status().unwrap().success());
+    // The first may come while the second is on its way, and is then one with it.
+    signal();
+    std::thread::sleep(Duration::from_millis(300));
+    signal();
+    let began = Instant::now();
+    let ended = parent.wait().unwrap();
+    assert!(ended.code() == Some(130) || ended.signal() == Some(SIGINT), "{ended}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!(number(&db, "SELECT coalesce(sum(deaths), 0) FROM suspects"), 0, "it died of the signal");
+    expect(&run(&db).output().unwrap(), 0);
+    assert_sound(&db);
+}
+
+#[test]
+fn a_worker_waits_for_rows_that_another_has_in_its_hands_and_does_them_if_it_dies() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = died(folder.path(), 20);
+    expect(&run(&db).output().unwrap(), 0);
+    let again = ["--stale", "redo", "--embedder", "tests/data/models/dinov2-tiny"];
+    let mut first = run(&db).args(again).env("CROPROW_STOP_AT", "decode.begun").stderr(Stdio::null()).spawn().unwrap();
+    wait_for(&db, "SELECT count(*) = 20 FROM images WHERE token IS NOT NULL");
+    let mut second = run(&db).args(again).stderr(Stdio::piped()).spawn().unwrap();
+    let said = BufReader::new(second.stderr.take().unwrap());
+    let mut lines = said.lines().map(|line| line.unwrap());
+    assert!(lines.any(|line| line.contains("waiting for 20 images")));
+    first.kill().unwrap();
+    first.wait().unwrap();
+    lines.for_each(drop);
+    assert!(second.wait().unwrap().success());
+    assert_eq!(number(&db, "SELECT count(*) FROM images WHERE embed_state = 'done'"), 20);
+    assert_sound(&db);
+}
+
+fn wait_for(db: &Path, sql: &str) {
+    let patience = Instant::now() + Duration::from_secs(60);
+    while number(db, sql) == 0 {
+        assert!(Instant::now() < patience, "{sql}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }

@@ -74,8 +74,12 @@ fn a_disk_that_is_not_there_at_the_start_stops_the_run_and_fails_no_image() {
     assert!(matches!(&error, Error::PlaceGone { folder, was_read: false } if *folder == disk), "{error}");
     assert!(error.hint().unwrap().contains("bring it back") && error.hint().unwrap().contains("--where"));
     assert_eq!(count(&db, "detect_state = 'pending' AND token IS NULL"), 60);
-    // The same files are missing once there is a folder to look into.
+    // An empty mount point is all that there is of a disk that is not mounted.
     fs::create_dir_all(disk.join("photos")).unwrap();
+    assert!(matches!(run(&db, &Setup::default()), Err(Error::PlaceGone { .. })));
+    assert_eq!(count(&db, "detect_state = 'pending' AND token IS NULL"), 60);
+    // The same files are missing once there is a folder to look into.
+    fs::write(disk.join("photos/notes.txt"), "mine").unwrap();
     assert_eq!(run(&db, &Setup::default()).unwrap().failed, 60);
     assert_eq!(number(&db, "SELECT count(*) FROM failures WHERE code = 'missing'"), 60);
     assert_sound(&db);
@@ -93,6 +97,7 @@ fn a_handful_of_files_whose_folder_is_gone_are_missing() {
 #[test]
 fn files_that_were_deleted_from_a_folder_that_is_there_are_missing() {
     let (_folder, db, _, files) = disk(50);
+    fs::write(files[0].with_file_name("notes.txt"), "mine").unwrap();
     files.iter().for_each(|file| fs::remove_file(file).unwrap());
     let summary = run(&db, &Setup::default()).unwrap();
     assert_eq!((summary.done, summary.failed), (0, 50));

@@ -238,6 +238,7 @@ fn a_row_a_list_or_a_folder_that_names_the_database_itself_does_not_cost_its_loc
     assert_eq!(FileId::of(&beside("-wal")).unwrap(), log);
     let metrics = call(&["run", path.to_str().unwrap(), "--embedder", EMBEDDER, "--metrics", path.to_str().unwrap()]);
     assert!(expect(&metrics, 1).contains("part of the database"));
+    assert_eq!(number(&path, "SELECT count(*) FROM runs"), 0, "nothing was touched");
     assert_sound(&path);
 }
 

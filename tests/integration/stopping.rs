@@ -90,7 +90,10 @@ fn at_the_time_of_until_processes_that_work_on_suspects_stop_too() {
     let began = Instant::now();
     let said = expect(&run.output().unwrap(), 0);
     assert!(began.elapsed() < Duration::from_secs(60), "took {:?}: {said}", began.elapsed());
-    assert!(said.contains("stopped at ") && said.contains("that may have killed a worker wait"), "{said}");
+    assert!(
+        said.contains("stopped at ") && said.contains("that may have killed a worker wait, and what was"),
+        "{said}"
+    );
     let json: serde_json::Value = serde_json::from_str(said.lines().find(|l| l.starts_with('{')).unwrap()).unwrap();
     assert_eq!((json["ended"].as_str(), json["stopped_by"].as_str()), (Some("stopped"), Some("until")));
     assert_eq!(states(&db, "token IS NOT NULL"), 0, "nothing is left running");

@@ -379,7 +379,7 @@ pub fn run_and_clear(
     loop {
         let mut suspects = Db::open(db)?;
         suspects.rescue_dead_runs()?;
-        if let Some(code) = apart::clear(&mut suspects, start, &|| false, &|_| {})? {
+        if let Some(code) = apart::clear(&mut suspects, start, &|| false, &|_| {}, &mut apart::Ended::default())? {
             return Err(Error::System(format!("a child ended with {code}")));
         }
         drop(suspects);

@@ -32,6 +32,8 @@ fn a_condition_restricts_the_run_and_is_remembered_and_shown() {
     assert_eq!(states(&db, "embed_state = 'done' AND tag = 'holiday'"), 4);
     let said = expect(&call(&["run", &db]), 0);
     assert!(said.contains("nothing is pending where tag = 'holiday' (10 images"), "{said}");
+    // The connection that asks the condition can only read, and is closed before the one that clears the log away.
+    assert!(!Path::new(&format!("{db}-wal")).exists(), "the log was left behind");
     // Another one, with a question to another table, and a comment at its end.
     let said = expect(
         &call(&["run", &db, "--where", "(SELECT count(*) FROM images i WHERE i.id <= images.id) > 8 -- two"]),
