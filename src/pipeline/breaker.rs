@@ -295,6 +295,9 @@ mod tests {
     fn before_anything_was_read_a_file_is_lost_when_its_folder_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let places = Places::default();
+        let empty = folder_is_lost(folder.path(), Path::new("/"));
+        assert_eq!(lost(&places, &folder.path().join("gone.jpg"), RowCode::Missing), empty, "an empty mount point");
+        fs::write(folder.path().join("notes.txt"), "x").unwrap();
         assert_eq!(lost(&places, &folder.path().join("gone.jpg"), RowCode::Missing), None);
         assert_eq!(lost(&places, Path::new("gone.jpg"), RowCode::Missing), None, "the current folder is there");
         let disk = folder.path().join("disk");
@@ -314,9 +317,11 @@ mod tests {
         places.remember(&pictures.join("a/1.jpg"), 1);
         assert_eq!(lost(&places, &pictures.join("a/gone.jpg"), RowCode::Missing), None);
         assert_eq!(lost(&places, &archive.join("2019/1.jpg"), RowCode::Missing), folder_is_lost(&archive, &archive));
-        // Where the folder of the mount stays, it is still all of it that was never read.
+        // Where the folder of the mount stays, empty or with something in it, it is still all of it that was never read.
         fs::create_dir(&archive).unwrap();
         let year = archive.join("2019");
+        assert_eq!(lost(&places, &year.join("1.jpg"), RowCode::Missing), folder_is_lost(&archive, &archive));
+        fs::write(archive.join("notes.txt"), "x").unwrap();
         assert_eq!(lost(&places, &year.join("1.jpg"), RowCode::Missing), folder_is_lost(&year, &archive));
         let beside = pictures.join("b");
         assert_eq!(lost(&places, &beside.join("1.jpg"), RowCode::Missing), folder_is_lost(&beside, &beside));
