@@ -188,6 +188,8 @@ fn a_signal_ends_a_run_that_hangs_and_its_row_is_pending_again() {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
+        // Claimed is not begun: a stop in between gives all rows back at once.
+        std::thread::sleep(Duration::from_secs(1));
         let asked = Instant::now();
         assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
         let said = expect(&child.wait_with_output().unwrap(), 143);
