@@ -38,7 +38,8 @@ pub(super) fn clear(db: &mut Db, until: Option<&ZonedDateTime>, all: &mut Ended)
     let mut ended = Ended::default();
     let is_over = || until.is_some_and(until::has_come) || signals::passed_on().is_some();
     if let Some(until) = until {
-        signals::end_child_after(until.timestamp())?;
+        let until = until.clone();
+        signals::end_child_after(move || until::has_come(&until))?;
     }
     let result = apart::clear(db, &mut |claims| start(claims, until), &is_over, &say, &mut ended);
     if ended.rows() > 0 {

@@ -12,7 +12,6 @@ use croprow::db::claim::RunId;
 use croprow::error::Error;
 use croprow::pipeline::progress::Progress;
 use croprow::pipeline::stop::{Cause, Stop};
-use jiff::Timestamp;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -55,31 +54,31 @@ fn child() -> Option<Pid> {
 /// The first signal asks the child; the second, or the end of its time, ends it: it may hang in a file, or be stopped itself.
 fn pass_on(child: Pid, signal: i32) {
     if PASSED_ON.swap(signal, Ordering::SeqCst) != 0 {
-        let _ = kill_process(child, Signal::KILL);
+        end_child();
         return;
     }
     let _ = Signal::from_named_raw(signal).map(|signal| kill_process(child, signal));
-    let _ = spawn("child watchdog", || {
-        std::thread::sleep(STOP_LIMIT + LOOK);
-        if let Some(child) = self::child() {
-            let _ = kill_process(child, Signal::KILL);
-        }
-    });
+    // Without the thread a second signal ends it all the same.
+    let _ = end_child_after(|| true);
 }
 
-/// A child that is there so long after that moment is ended, whatever it hangs in.
+fn end_child() {
+    if let Some(child) = child() {
+        let _ = kill_process(child, Signal::KILL);
+    }
+}
+
+/// A child that is there so long after it `was_asked` is ended, whatever it hangs in.
 ///
 /// # Errors
 /// The system gives no thread.
-pub(crate) fn end_child_after(moment: Timestamp) -> Result<(), Error> {
+pub(crate) fn end_child_after(was_asked: impl Fn() -> bool + Send + 'static) -> Result<(), Error> {
     spawn("child watchdog", move || {
-        let end = moment + STOP_LIMIT + LOOK;
-        while Timestamp::now() < end {
+        while !was_asked() {
             std::thread::sleep(LOOK);
         }
-        if let Some(child) = child() {
-            let _ = kill_process(child, Signal::KILL);
-        }
+        std::thread::sleep(STOP_LIMIT + LOOK);
+        end_child();
     })
 }
 

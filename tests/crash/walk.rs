@@ -324,8 +324,8 @@ fn ended_by(status: ExitStatus, signal: i32) -> bool {
 
 #[test]
 fn whatever_is_done_to_a_database_in_whatever_order_it_ends_like_an_undisturbed_one() {
-    let config = Config { cases: WALKS, max_shrink_iters: 20, failure_persistence: None, ..Config::default() };
-    let config = Config { cases: std::env::var("PROPTEST_CASES").map_or(WALKS, |n| n.parse().unwrap()), ..config };
+    let cases = std::env::var("PROPTEST_CASES").map_or(WALKS, |n| n.parse().unwrap());
+    let config = Config { cases, max_shrink_iters: 20, failure_persistence: None, ..Config::default() };
     let mut runner = proptest::test_runner::TestRunner::new(config);
     let walk = |steps: Vec<Step>| -> Result<(), TestCaseError> {
         let mut walk = Walk::begin();

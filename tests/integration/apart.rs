@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::cli::{EMBEDDER, call, croprow, expect};
+use crate::others::wait_for;
 use crate::support::dump::{assert_sound, number};
 use crate::support::picture;
 
@@ -145,12 +146,4 @@ fn a_worker_waits_for_rows_that_another_has_in_its_hands_and_does_them_if_it_die
     assert!(second.wait().unwrap().success());
     assert_eq!(number(&db, "SELECT count(*) FROM images WHERE embed_state = 'done'"), 20);
     assert_sound(&db);
-}
-
-fn wait_for(db: &Path, sql: &str) {
-    let patience = Instant::now() + Duration::from_secs(60);
-    while number(db, sql) == 0 {
-        assert!(Instant::now() < patience, "{sql}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

@@ -26,7 +26,7 @@ fn slow(call_ms: u64) -> Setup {
 }
 
 /// Waits until `sql` is true.
-fn wait_for(db: &Path, sql: &str) {
+pub(crate) fn wait_for(db: &Path, sql: &str) {
     let began = Instant::now();
     while number(db, sql) == 0 {
         assert!(began.elapsed() < Duration::from_secs(60), "never came true: {sql}");
