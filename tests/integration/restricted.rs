@@ -81,7 +81,7 @@ fn rows_that_the_condition_is_not_about_stay_as_they_are_when_others_are_done_ag
 
 #[test]
 fn commits_do_not_wait_until_the_condition_was_asked_for_all_rows() {
-    let (_folder, db) = among(60_000);
+    let (_folder, db) = among(240_000);
     let began = Instant::now();
     let (first, all) = std::thread::scope(|scope| {
         let runner = scope.spawn(|| run(&db, &Setup { condition: Some(SLOW), ..Setup::default() }).unwrap().done);
